@@ -1,3 +1,6 @@
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -42,6 +45,14 @@ class FeedSolver : public Solver {
   feed::Feed feed_;
 };
 
+// A quarter of what the process may have open; connections take half of it.
+int64_t OpenFilesMax() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return std::clamp<int64_t>(static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)) / 4,
+                             16, feed::FeedOptions().open_files_max);
+}
+
 }  // namespace
 
 std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Files& files,
@@ -49,6 +60,7 @@ std::unique_ptr<Solver> MakeFeedSolver(const std::string& data_dir, storage::Fil
   feed::FeedOptions options;
   options.data_dir = data_dir;
   options.cache_dir = data_dir + "/cache";
+  options.open_files_max = OpenFilesMax();
   return std::make_unique<FeedSolver>(options, files, clock);
 }
 

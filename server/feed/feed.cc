@@ -20,8 +20,6 @@ namespace {
 using storage::At;
 
 constexpr uint64_t kHashChunkBytes = 1 << 20;
-// What a cache counts for beside its memory: there may be only so many open files in a process.
-constexpr int64_t kEntryBytes = 1 << 20;
 // Of the lines of bad rows in a summary: it becomes part of an error, and those travel in 8 KiB.
 constexpr size_t kLinesBytesMax = 2000;
 
@@ -108,7 +106,6 @@ struct Feed::Entry {
   std::mutex mutex;
   // Null until built; shared with plans in flight.
   std::shared_ptr<const TokenCache> cache ABSL_GUARDED_BY(mutex);
-  storage::DatasetReport bad ABSL_GUARDED_BY(mutex);  // of rows that do not do
 
   std::shared_ptr<const TokenCache> Cache() {
     std::lock_guard lock(mutex);
@@ -160,20 +157,23 @@ size_t Feed::kept_caches() const {
   return entries_.size();
 }
 
-absl::Status Feed::Open(const RowSource& source, Entry& entry) {
+absl::StatusOr<std::shared_ptr<const TokenCache>> Feed::Open(const RowSource& source,
+                                                             Entry& entry) {
   std::lock_guard one(entry.opening);
-  if (entry.Cache() != nullptr) return absl::OkStatus();
+  if (auto open = entry.Cache(); open != nullptr) return open;
   const TokenCacheKey key = KeyOf(source);
-  auto cache = TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
-  if (!cache.ok()) return cache.status();
-  const int64_t bytes = kEntryBytes + (*cache)->memory_bytes();
+  auto opened =
+      TokenCache::Open(storage::JoinPath(options_.cache_dir, key.FileName()), key, files_);
+  if (!opened.ok()) return opened.status();
+  const std::shared_ptr<const TokenCache> cache = *std::move(opened);
   {
     std::lock_guard lock(entry.mutex);
-    entry.cache = *std::move(cache);
+    entry.cache = cache;
   }
   std::lock_guard lock(mutex_);
-  entries_.Weigh(EntryName(source), bytes);
-  return absl::OkStatus();
+  entries_.Weigh(EntryName(source),
+                 options_.open_bytes_max / options_.open_files_max + cache->memory_bytes());
+  return cache;
 }
 
 std::shared_ptr<const std::vector<int64_t>> Feed::OrderOf(const OrderKey& key) {
@@ -219,23 +219,20 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
   return Because("ROWS_NOT_READ", At(absl::StrCat("dataset ", source.dataset), report.status()));
 }
 
-absl::StatusOr<std::shared_ptr<Feed::Entry>> Feed::Make(const RowSource& source,
-                                                        const std::atomic<bool>* cancelled) {
+absl::StatusOr<Feed::CheckedRows> Feed::Make(const RowSource& source,
+                                             const std::atomic<bool>* cancelled) {
   const std::shared_ptr<Entry> entry = EntryOf(source);
   std::lock_guard one(entry->making);
-  if (Open(source, *entry).ok()) return entry;
-  // Absent, or damaged: made again.
-  absl::StatusOr<storage::DatasetReport> report = Tokenize(source, cancelled);
-  if (!report.ok()) return report.status();
-  if (report->error_count > 0) {
-    std::lock_guard lock(entry->mutex);
-    entry->bad = *std::move(report);
-    return entry;
+  auto cache = Open(source, *entry);
+  // Absent or damaged it is made again; no descriptor, or a share that is away, are neither.
+  if (!cache.ok() && !absl::IsUnavailable(cache.status())) {
+    absl::StatusOr<storage::DatasetReport> report = Tokenize(source, cancelled);
+    if (!report.ok()) return report.status();
+    if (report->error_count > 0) return CheckedRows{nullptr, *std::move(report)};
+    cache = Open(source, *entry);
   }
-  if (absl::Status status = Open(source, *entry); !status.ok()) {
-    return Because("ROWS_NOT_READ", status);
-  }
-  return entry;
+  if (!cache.ok()) return Because("ROWS_NOT_READ", cache.status());
+  return CheckedRows{*std::move(cache)};
 }
 
 // An open file stays readable without its name.
@@ -258,17 +255,14 @@ absl::Status Feed::MakeRoom() {
 
 absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
                                                      const std::atomic<bool>* cancelled) {
-  const absl::StatusOr<std::shared_ptr<Entry>> entry = Make(source, cancelled);
-  if (!entry.ok()) return entry.status();
-  const std::shared_ptr<const TokenCache> cache = (*entry)->Cache();
-  if (cache == nullptr) {
-    std::lock_guard lock((*entry)->mutex);
-    return Summarize((*entry)->bad);
-  }
-  records::RowsSummary summary = Summarize(cache->report());
+  const absl::StatusOr<CheckedRows> checked = Make(source, cancelled);
+  if (!checked.ok()) return checked.status();
+  if (checked->cache == nullptr) return Summarize(checked->bad);
+  const TokenCache& cache = *checked->cache;
+  records::RowsSummary summary = Summarize(cache.report());
   double squares = 0;
-  for (int64_t row = 0; row < cache->rows(); ++row) {
-    const double tokens = static_cast<double>(cache->tokens(row));
+  for (int64_t row = 0; row < cache.rows(); ++row) {
+    const double tokens = static_cast<double>(cache.tokens(row));
     squares += tokens * tokens;
   }
   summary.set_squared_lengths(squares);
@@ -277,8 +271,9 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
 
 absl::StatusOr<Feed::OpenRows> Feed::Rows(const RowSource& source) {
   const std::shared_ptr<Entry> entry = EntryOf(source);
-  if (absl::Status status = Open(source, *entry); !status.ok()) return NotReady(source, status);
-  return OpenRows{entry, entry->Cache()};
+  auto cache = Open(source, *entry);
+  if (!cache.ok()) return NotReady(source, cache.status());
+  return OpenRows{entry, *std::move(cache)};
 }
 
 absl::Status Feed::Add(const RowSource& source, const OpenRows& open, int64_t sequence, int64_t row,

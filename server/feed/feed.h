@@ -28,9 +28,10 @@ struct FeedOptions {
   uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made again
   // Caches that are open, and orders of rows that are drawn, are kept as long as they are used: what
   // nothing has used for `unused_us` is let go when the feed is asked for something, and what was
-  // used longest ago while there is more. An open cache takes 8 bytes for each row, and counts
-  // for a MiB more since it is an open file.
+  // used longest ago while there is more. An open cache takes 8 bytes for each row, and counts for
+  // open_bytes_max / open_files_max more since it is an open file.
   int64_t open_bytes_max = int64_t{4} << 30;
+  int64_t open_files_max = 4096;
   int64_t orders_bytes_max = int64_t{256} << 20;
   int64_t unused_us = 600'000'000;
 };
@@ -84,13 +85,19 @@ class Feed {
   // (rows, shuffle, seed, epoch)
   using OrderKey = std::tuple<int64_t, bool, uint64_t, int64_t>;
 
+  // A source's rows, checked: its cache, or null and what is bad about them.
+  struct CheckedRows {
+    std::shared_ptr<const TokenCache> cache;
+    storage::DatasetReport bad = {};
+  };
+
   std::shared_ptr<Entry> EntryOf(const RowSource& source);
-  // Opens the entry's cache unless it is open.
-  absl::Status Open(const RowSource& source, Entry& entry);
+  // The entry's cache, opened unless it is open. It stays the caller's, whoever finds it damaged
+  // meanwhile.
+  absl::StatusOr<std::shared_ptr<const TokenCache>> Open(const RowSource& source, Entry& entry);
   std::shared_ptr<const std::vector<int64_t>> OrderOf(const OrderKey& key);
-  // The entry with its cache, made where it is not there (or with what is bad about its rows).
-  absl::StatusOr<std::shared_ptr<Entry>> Make(const RowSource& source,
-                                              const std::atomic<bool>* cancelled);
+  // The cache is made where it is not there, or is damaged.
+  absl::StatusOr<CheckedRows> Make(const RowSource& source, const std::atomic<bool>* cancelled);
   absl::StatusOr<storage::DatasetReport> Tokenize(const RowSource& source,
                                                   const std::atomic<bool>* cancelled);
   absl::Status MakeRoom();

@@ -4,6 +4,8 @@
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "server/feed/feed.h"
 #include "tests/server/feed/feed_house.h"
@@ -22,6 +24,24 @@ class FailingReads final : public FullDisk {
                                         uint64_t length) override {
     if (failing && path.ends_with(".tokens")) return storage::FileError("read", path, EIO);
     return FullDisk::ReadRange(path, offset, length);
+  }
+};
+
+// A disk that opens no token cache as long as there is `none` left to open it with.
+class NoDescriptors final : public FullDisk {
+ public:
+  NoDescriptors() : FullDisk(int64_t{1} << 40) {}
+  std::atomic<bool> none = false;
+  std::atomic<int> created = 0;  // token caches
+
+  absl::StatusOr<std::unique_ptr<storage::ReadableFile>> OpenToRead(
+      const std::string& path) override {
+    if (none && path.ends_with(".tokens")) return storage::FileError("open", path, EMFILE);
+    return FullDisk::OpenToRead(path);
+  }
+  absl::StatusOr<std::unique_ptr<storage::WritableFile>> Create(const std::string& path) override {
+    if (path.find(".tokens") != std::string::npos) ++created;
+    return FullDisk::Create(path);
   }
 };
 
@@ -108,6 +128,71 @@ TEST_CASE("Caches that cannot be read are waited for") {
   CHECK(Bytes(feed.Plan(input)) == window);
   REQUIRE(started_again.CheckRows(house.Source(path)).ok());
   CHECK(Bytes(started_again.Plan(input)) == window);
+}
+
+// Those who plan and those who check at one time each find it damaged for the others.
+TEST_CASE("A cache that goes bad again and again gives everyone the right rows, or none") {
+  Neighbours jobs;
+  const std::string window = Bytes(jobs.feed.Plan(jobs.input));
+  const std::string good = jobs.Good();
+  std::atomic<bool> ended = false;
+  std::atomic<int> planned = 0, wrong = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!ended) {
+        const auto found = jobs.feed.Plan(jobs.input);
+        if (!found.ok()) {
+          ++wrong;
+        } else if (found->failures.empty()) {
+          ++planned;
+          if (found->window.stages.at(0).SerializeAsString() != window) ++wrong;
+        }
+      }
+    });
+    threads.emplace_back([&] {
+      while (!ended) {
+        const auto rows = jobs.feed.CheckRows(jobs.Source(jobs.a));
+        if (rows.ok() && rows->rows() != 2) ++wrong;
+      }
+    });
+  }
+  for (int i = 0; i < 300; ++i) {
+    jobs.Overwrite(i % 2 == 0 ? std::string(good.size(), '\0') : good.substr(0, 70));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  while (planned == 0) std::this_thread::yield();  // it is left damaged, and is made again
+  ended = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("A cache that cannot be opened for want of descriptors is not made again") {
+  NoDescriptors disk;
+  FeedHouse house;
+  Feed feed(house.options, disk, house.clock);
+  const std::string rows = house.AddTokens("a.jsonl", {3});
+  REQUIRE(feed.CheckRows(house.Source(rows)).ok());
+  feed.Close(rows);
+  disk.none = true;
+  const absl::Status refused = feed.CheckRows(house.Source(rows)).status();
+  CHECK(Reason(refused) == "ROWS_NOT_READ");
+  CHECK(refused.message().find("Too many open files") != std::string::npos);
+  CHECK(disk.created == 1);
+  disk.none = false;
+  CHECK(feed.CheckRows(house.Source(rows)).ok());
+  CHECK(disk.created == 1);
+}
+
+TEST_CASE("So many caches stay open as there may be open files") {
+  FeedHouse house;
+  house.options.open_files_max = 3;
+  Feed feed(house.options, storage::RealFiles(), house.clock);
+  for (int i = 0; i < 8; ++i) {
+    REQUIRE(feed.CheckRows(house.Source(house.AddTokens(std::to_string(i) + ".jsonl", {3}))).ok());
+  }
+  feed.CheckRows(house.Source("0.jsonl")).IgnoreError();
+  CHECK(feed.kept_caches() <= 3);
 }
 
 }  // namespace

@@ -60,8 +60,10 @@ void Answers::Keep(const char* kind, const RequestId& id, const std::string& nam
   const std::string key = RequestKey(kind, id.id);
   // The first of two uploads under one id counts.
   if (id.id.empty() || ids_.Find(key)) return;
+  // The clock may have been behind at the start, and is ahead now: the id counts as of the later.
+  const int64_t now_us = std::max(turn_.SteadyWallUs(), turn_.wall_us());
   for (const auto& [changed, record] :
-       ids_.Keep(key, id.content, name, made.SerializeAsString(), turn_.SteadyWallUs())) {
+       ids_.Keep(key, id.content, name, made.SerializeAsString(), now_us)) {
     turn_.Put(storage::PutRecord(kRequestKind, changed, record.SerializeAsString()));
   }
   Prune();

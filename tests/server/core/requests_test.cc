@@ -53,10 +53,13 @@ TEST_CASE("a clock that is wrong at a start, and put right, forgets no request_i
   CHECK(world->Submit(World::NewJob(), "r1") == job);
   world->SetWallClock(20'000 * kDay);
   world->Sleep(2 * kHour);
-  world->Submit(World::NewJob(), "r3");
+  const std::string later = world->Submit(World::NewJob(), "r3");
   CHECK(world->Submit(World::NewJob(), "r1") == job);
   world->CrashCoordinator();
+  world->Sleep(2 * kHour);
+  world->Submit(World::NewJob(), "r4");
   CHECK(world->Submit(World::NewJob(), "r1") == job);
+  CHECK(world->Submit(World::NewJob(), "r3") == later);
 }
 
 TEST_CASE("a clock that jumps while the coordinator runs forgets no request_id") {

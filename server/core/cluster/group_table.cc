@@ -137,7 +137,9 @@ void GroupTable::Leave(GroupState* group, const std::string& job) {
 
 void GroupTable::Erase(GroupState& group, const std::string& job) {
   group.members.erase(job);
-  if (group.members.empty()) group.idle_since_us = turn_.now_us();
+  if (!group.members.empty()) return;
+  group.idle_since_us = turn_.now_us();
+  group.pace.Clear();  // a pause is no slowness
 }
 
 void GroupTable::CountBytes(GroupState& group, const planner::ModelShape& model) {

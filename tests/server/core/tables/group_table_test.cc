@@ -50,8 +50,11 @@ TEST_CASE("members are found by their group's epoch, and the last that goes leav
   CHECK(house.groups.HasMember("b"));
   house.groups.Erase(group, "b");
   CHECK(group.idle_since_us == 0);
+  for (int i = 0; i < 10; ++i) group.pace.Add(i * 1'000'000, 5);
+  CHECK(group.pace.IsKnown());
   house.groups.Erase(group, "a");
   CHECK(group.idle_since_us == 1'000'000);
+  CHECK_FALSE(group.pace.IsKnown());  // what comes after the pause is not slow by it
   CHECK_FALSE(house.groups.HasMember("a"));
   CHECK(house.groups.CheckInvariants().ok());
 }

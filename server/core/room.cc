@@ -10,9 +10,14 @@
 
 namespace lorad::server {
 
-std::string SizeText(int64_t bytes) {
-  constexpr int64_t kMiB = int64_t{1} << 20;
-  return bytes < kMiB ? absl::StrCat(bytes >> 10, " KiB") : absl::StrCat(bytes / kMiB, " MiB");
+std::string SpaceText(int64_t free_bytes, int64_t wanted_bytes) {
+  constexpr int64_t kKiB = int64_t{1} << 10, kMiB = int64_t{1} << 20;
+  const auto text = [](int64_t bytes, bool up) {
+    const int64_t unit = bytes < kMiB ? kKiB : kMiB;
+    return absl::StrCat((bytes + (up ? unit - 1 : 0)) / unit, unit == kKiB ? " KiB" : " MiB");
+  };
+  return absl::StrCat(text(free_bytes, false), " free, and ", text(wanted_bytes, true),
+                      " are wanted");
 }
 
 absl::Status CheckRoom(const RoomChanged& room) {
@@ -27,9 +32,9 @@ absl::Status CheckRoom(const RoomChanged& room) {
                   {"wanted_files", absl::StrCat(room.wanted_files)}});
   }
   return Error(absl::StatusCode::kResourceExhausted, "DISK_FULL",
-               absl::StrCat("the disk of ", room.path, " has ", SizeText(room.free_bytes),
-                            " free, and ", SizeText(room.wanted_bytes),
-                            " are wanted before anything new is taken on: make room there"),
+               absl::StrCat("the disk of ", room.path, " has ",
+                            SpaceText(room.free_bytes, room.wanted_bytes),
+                            " before anything new is taken on: make room there"),
                {{"path", room.path},
                 {"free_bytes", absl::StrCat(room.free_bytes)},
                 {"wanted_bytes", absl::StrCat(room.wanted_bytes)}});

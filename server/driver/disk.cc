@@ -137,8 +137,7 @@ std::string RoomWatch::Describe() const {
     return absl::StrCat(disk_.path(), " has ", free->files, " inodes free, and ", kFilesMin,
                         " are wanted");
   }
-  return absl::StrCat(disk_.path(), " has ", SizeText(free->bytes), " free, and ",
-                      SizeText(2 * reserve_bytes_), " are wanted");
+  return absl::StrCat(disk_.path(), " has ", SpaceText(free->bytes, 2 * reserve_bytes_));
 }
 
 bool RoomWatch::GiveUpBallast() {

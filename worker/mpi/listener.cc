@@ -73,10 +73,9 @@ absl::StatusOr<Dialled> Pair() {
   return dialled;
 }
 
-// Ends the helper. `why` is the handshake's error: CANCELLED where the helper ended, or somebody
-// interrupts.
-absl::Status WhyNotJoined(const absl::Status& why, Helper* helper) {
-  const bool had_ended = helper->ended();
+// Ends the helper. `why` is the handshake's error: CANCELLED where the helper `had_ended`, or
+// somebody interrupts.
+absl::Status WhyNotJoined(const absl::Status& why, bool had_ended, Helper* helper) {
   const bool by_itself = helper->End(kFarewellAtMost);
   const absl::Status end = helper->status();
   if (absl::IsFailedPrecondition(why)) return why;  // the other stage refuses
@@ -141,8 +140,9 @@ absl::StatusOr<std::unique_ptr<Transport>> MpiListener::JoinAt(
   };
   auto opened = Shake(listening_.socket, me, endpoints, dial, connections, *wake_up_);
   if (!opened.ok()) {
+    const bool had_ended = helper->ended();  // without its connections it ends too
     *dialled = {};
-    return WhyNotJoined(opened.status(), helper.get());
+    return WhyNotJoined(opened.status(), had_ended, helper.get());
   }
   return TransportOver(*std::move(opened), me, connections,
                        [helper] { helper->End(kFarewellAtMost); });

@@ -75,8 +75,11 @@ void RepeatsMessages(Stage& stage, const Happening& h) {
   MischiefOf(stage, h).repeats = 1 + Of(h.b, 20);
 }
 
+// Or they are refused, for so many tries that the job has an event that says so.
 void LosesUploads(Stage& stage, const Happening& h) {
-  MischiefOf(stage, h).lost_uploads = 1 + Of(h.b, 3);
+  Mischief& mischief = MischiefOf(stage, h);
+  mischief.lost_uploads = 1 + Of(h.b, 3);
+  mischief.refused_uploads = Of(h.b / 1000, 12);
 }
 
 void RepeatsUploads(Stage& stage, const Happening& h) {
@@ -290,7 +293,7 @@ constexpr Kind kCalamities[] = {
     {"a worker lies", Lies},
     {"a worker lies of shards", LiesOfShards},
     {"a worker's messages come twice", RepeatsMessages, true},
-    {"a worker's uploads are lost", LosesUploads, true},
+    {"a worker's uploads are lost or refused", LosesUploads, true},
     {"a worker's uploads come twice", RepeatsUploads, true},
     {"the wall clock jumps", ClockJumps, true},
     {"all stands still", StandsStill},

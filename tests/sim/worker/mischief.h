@@ -1,6 +1,6 @@
 // What goes wrong between one worker and its coordinator: it is slow, it lies; its messages come
-// twice, its stream breaks at any of them, its uploads are lost or come twice. Stays with the
-// worker's name when its process is started again.
+// twice, its stream breaks at any of them, its uploads are lost, refused or come twice. Stays with
+// the worker's name when its process is started again.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@ class Mischief {
   int repeats = 0;       // so many reports come twice, which is no lie
   int cut_after = -1;    // so many go through, either way, then the stream breaks; -1: it does not
   int lost_uploads = 0;  // so many calls never arrive
+  int refused_uploads = 0;  // so many end at the door, as by a certificate that is over
   int repeated_uploads = 0;
 
   // ---- what comes of it ----

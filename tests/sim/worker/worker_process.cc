@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/core/events/overloaded.h"
+#include "storage/files/errors.h"
 
 namespace lorad::sim {
 namespace {
@@ -279,6 +280,13 @@ void WorkerProcess::Upload(const worker::Upload& upload) {
   const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
     if (life_ == life) EndTry(number, tried, status);
   };
+  if (mischief_.refused_uploads > 0) {
+    mischief_.refused_uploads--;
+    return clock_.Later([end] {
+      end(storage::WithReason(absl::StatusCode::kFailedPrecondition, "CERTIFICATE_EXPIRED",
+                              "the worker's certificate is over"));
+    });
+  }
   for (const auto& header : mischief_.Upload(upload.header)) {
     std::function<void()> arrive = [this, end, life = life_, header] {
       // The last bytes may be on their way when the worker dies.

@@ -3,6 +3,7 @@
 usage: mpi_test.py [TEST...] [seed=N] [steps=N] [times=N]     times: that a group is formed to be timed
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -38,6 +39,13 @@ def need_mpi():
     built = subprocess.run([HELPER, "check"], capture_output=True, text=True)
     if built.returncode:
         raise Skipped(f"lorad-mpi: {built.stderr.strip()}")
+
+
+def parent_of(pid):
+    """0: the process has ended."""
+    with contextlib.suppress(OSError):
+        return int(re.search(r"^PPid:\s+(\d+)$", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])
+    return 0
 
 
 class Site:
@@ -81,6 +89,11 @@ class Site:
             except OSError:  # it has ended, or is another user's
                 continue
         return sorted(found)
+
+    def helpers(self):
+        """Those that workers have started. What a helper forks has its name until it becomes Open MPI's daemon."""
+        workers = self.house.worker_pids()
+        return [pid for pid in self.processes("lorad-mpi") if parent_of(pid) in workers]
 
     def nothing_is_left(self):
         names = ["lorad-mpi", "orted", "ompi-server", "lorad-worker"]
@@ -163,7 +176,7 @@ def test_bytes_of_one_worker():
         site.has_workers(2)
         names = [site.house.submit(job) for job in jobs()]
         until(site.epoch, "a group of two workers")
-        assert len(until(lambda: site.processes("lorad-mpi"), "helpers")) <= 2
+        assert len(until(site.helpers, "helpers")) <= 2
         site.house.wait(names)
         compare("over MPI", outcome(site.house, names), want)
 

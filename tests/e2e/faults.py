@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -172,12 +173,21 @@ def mounted(folder, *arguments):
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def all_are_traced(pid, tracer):
+    """Whether every thread of a process is, by that one."""
+    for status in pathlib.Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            if f"\nTracerPid:\t{tracer}\n" not in status.read_text():
+                return False
+    return True
+
+
 def strace(pid, *options):
     """Attached to a process with all its threads; `with` detaches it."""
     if not shutil.which("strace"):
         raise Skipped("needs strace")
     tracer = subprocess.Popen(["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
+    until(lambda: tracer.poll() is not None or all_are_traced(pid, tracer.pid), 20, "strace is attached")
     if tracer.poll() is not None and (why := tracer.stderr.read().strip()):
         raise Skipped(f"strace may not attach: {why}")
 

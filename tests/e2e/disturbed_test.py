@@ -19,7 +19,8 @@ from placement_test import MICROBATCH_TOKENS, large_job, prepare, room_for
 
 JOBS = 4
 PASSED = "as if undisturbed"
-STEPS = 2500  # long enough for a move to pay, and short enough to wait for
+STEPS = 2500  # at first: long enough for a move to pay, and short enough to wait for
+STEPS_MOST = 8 * STEPS
 ARGUMENTS = argparse.ArgumentParser()
 ARGUMENTS.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
 ARGUMENTS.add_argument("--times", type=int, default=1)
@@ -28,8 +29,8 @@ ARGUMENTS.add_argument("--devices", default="cpu")
 ARGUMENTS.add_argument("--patience", type=float, default=1, help=argparse.SUPPRESS)  # of crowds: everything takes so many times as long
 
 
-def subject(i):
-    made = large_job(steps=STEPS, seed=10 + i, schedule="COSINE", warmup_steps=5)
+def subject(i, steps):
+    made = large_job(steps=steps, seed=10 + i, schedule="COSINE", warmup_steps=5)
     made["adapter"]["dropout"] = 0.1 * i
     return made
 
@@ -58,53 +59,70 @@ def start_worker(house, number, *options):
     house.start_worker("--name", f"w{number}", "--threads", "1", "--device", devices[number % len(devices)], *options)
 
 
+class Outrun(Exception):
+    """The jobs ended before all had happened to them."""
+
+
 class Run:
     """Four jobs on two workers that hold two each; then things happen to them."""
 
-    def __init__(self, house, generator, room):
-        self.house, self.generator, self.room = house, generator, room
+    def __init__(self, house, generator, room, steps):
+        self.house, self.generator, self.room, self.steps = house, generator, room, steps
         for i in range(2):
             start_worker(house, i, "--memory", room)
         until(lambda: house.object("cluster")["workers"] == 2, "2 workers")
-        self.jobs = [house.submit(subject(i)) for i in range(JOBS)]
+        self.jobs = [house.submit(subject(i, steps)) for i in range(JOBS)]
 
     def states(self):
         return [self.house.object("show", job) for job in self.jobs]
 
+    def live(self):
+        """The jobs that have steps to do; Outrun where none has."""
+        found = [job for job in self.states() if job["state"] not in ("FINALIZING", "SUCCEEDED")]
+        if not found:
+            raise Outrun
+        return found
+
+    def until(self, predicate, what):
+        """Outrun where it does not happen while jobs live."""
+        return until(lambda: predicate() or not self.live(), what)
+
     def go_on(self, steps):
-        """Waits until the foremost job has done up to so many steps more."""
-        goal = max(job["step"] for job in self.states()) + self.generator.randrange(1, steps)
-        until(lambda: max(job["step"] for job in self.states()) >= goal, f"step {goal}")
+        """Waits until the foremost job that lives has done up to so many steps more, or its last one."""
+        live = {job["name"]: job["step"] for job in self.live()}
+        goal = min(max(live.values()) + self.generator.randrange(1, steps), self.steps)
+        self.until(lambda: any(job["step"] >= goal for job in self.states() if job["name"] in live), f"step {goal}")
 
     def victims(self):
         return [job for job in self.jobs if "EVICTED" in reasons(self.house, job)]
 
     def evict(self):
         """Both workers are full, so one of higher priority takes a place."""
-        until(lambda: all(job["state"] == "RUNNING" for job in self.states()), "all of them run")
+        self.until(lambda: all(job["state"] == "RUNNING" for job in self.states()), "all of them run")
         self.go_on(200)
         urgent = self.house.submit(large_job(steps=self.generator.randrange(1, 60), priority=3))
-        until(self.victims, "a victim")
+        self.until(self.victims, "a victim")
         self.house.wait([urgent])
 
     def move(self):
         """A third worker comes, and one of them goes there."""
         self.go_on(100)
         start_worker(self.house, 2, "--memory", self.room)
-        until(lambda: any("MOVED" in reasons(self.house, job) for job in self.jobs), "a move")
+        self.until(lambda: any("MOVED" in reasons(self.house, job) for job in self.jobs), "a move")
 
     def pause(self):
         self.go_on(200)
-        job = self.generator.choice([job["name"] for job in self.states() if job["state"] != "SUCCEEDED"])
-        self.house.lora("pause", job)
+        while (paused := self.house.run("pause", job := self.generator.choice(self.live())["name"])).status != 0:
+            assert "JOB_ENDED" in paused.err or "JOB_FINALIZING" in paused.err, paused  # it was quicker
         if self.generator.random() < 0.7:  # else it is resumed while it leaves
-            until(lambda: self.house.object("show", job)["state"] == "PAUSED", "PAUSED")
+            until(lambda: self.house.object("show", job)["state"] in ("PAUSED", "SUCCEEDED"), "PAUSED")
         time.sleep(self.generator.uniform(0, 0.3))
-        self.house.lora("resume", job)
+        resumed = self.house.run("resume", job)
+        assert resumed.status == 0 or "JOB_ENDED" in resumed.err, resumed
 
     def drain(self):
         self.go_on(200)
-        busy = [group["workers"][0] for group in self.house.object("cluster")["groups"] if group["jobs"]]
+        busy = self.until(lambda: [group["workers"][0] for group in self.house.object("cluster")["groups"] if group["jobs"]], "a busy worker")
         worker = self.generator.choice(busy)
         self.house.lora("worker", "drain", worker, "--reason", "a new disk", "--wait")
         time.sleep(self.generator.uniform(0, 0.3))
@@ -118,33 +136,50 @@ class Run:
         self.generator.shuffle(others)
         for other in others:
             other()
-        live = sum(job["state"] != "SUCCEEDED" for job in self.states())
-        assert live, "they ended before the last disturbance"
+        live = len(self.live())
         self.house.wait(self.jobs)
         events = [reasons(self.house, job) for job in self.jobs]
         return ("evicted " + ", moved ".join(str(sum(job.count(reason) for job in events)) for reason in ("EVICTED", "MOVED"))
                 + f", paused 2, drained 2; {live} of {JOBS} jobs outlived the last")
 
 
+def undisturbed(house, steps):
+    """What a worker of two jobs has room for, and the adapters of jobs of so many steps."""
+    start_worker(house, 9)  # a name that nobody else has
+    until(lambda: house.object("cluster")["workers"] == 1, "a worker")
+    room = room_for(house, subject(0, steps), 2, gpu=OPTIONS.devices != "cpu")
+    jobs = [house.submit(subject(i, steps)) for i in range(JOBS)]
+    house.wait(jobs)
+    want = [adapter_of(house, job) for job in jobs]
+    assert len(set(want)) == JOBS, "bytes that do not depend on the job show nothing"
+    house.end_workers()
+    return room, want
+
+
 def test_disturbed():
     with House(None, "--workers", "none", "--microbatch-tokens", MICROBATCH_TOKENS) as house:
         prepare(house)
-        start_worker(house, 9)  # a name that nobody else has
-        until(lambda: house.object("cluster")["workers"] == 1, "a worker")
-        room = room_for(house, subject(0), 2, gpu=OPTIONS.devices != "cpu")
-        undisturbed = [house.submit(subject(i)) for i in range(JOBS)]
-        house.wait(undisturbed)
-        want = [adapter_of(house, job) for job in undisturbed]
-        assert len(set(want)) == JOBS, "bytes that do not depend on the job show nothing"
-        house.end_workers()
-        for seed in range(OPTIONS.seed, OPTIONS.seed + OPTIONS.times):
-            tell(f"    seed {seed}")
-            run = Run(house, random.Random(seed), room)
-            what = run.disturb()
+        steps = STEPS
+        room, want = undisturbed(house, steps)
+        seeds = list(range(OPTIONS.seed, OPTIONS.seed + OPTIONS.times))
+        while seeds:
+            tell(f"    seed {seeds[0]}")
+            run = Run(house, random.Random(seeds[0]), room, steps)
+            try:
+                what = run.disturb()
+            except Outrun:
+                assert steps < STEPS_MOST, f"jobs of {steps} steps ended before all had happened to them"
+                house.wait([job["name"] for job in house.objects("ls")])
+                house.end_workers()
+                steps *= 2
+                tell(f"    they ended before all had happened to them: again, with {steps} steps")
+                room, want = undisturbed(house, steps)
+                continue
             got = [adapter_of(house, job) for job in run.jobs]
-            assert got == want, f"seed {seed}: of jobs {[i for i in range(JOBS) if got[i] != want[i]]} the bytes differ"
+            assert got == want, f"seed {seeds[0]}: of jobs {[i for i in range(JOBS) if got[i] != want[i]]} the bytes differ"
             tell(f"    {PASSED}: {what}")
             house.end_workers()
+            seeds.pop(0)
     house.clear()
 
 

@@ -5,14 +5,17 @@ usage: departures_test.py [TEST ...]
 """
 
 import contextlib
+import functools
 import hashlib
+import os
+import signal
 import subprocess
 import time
 
 from house import GOLDEN, Failure, House, main, tell
 
 MODEL, ROWS = "llama_gqa_untied", "llama_gqa_untied/r8_all"
-STEPS = 450  # some seconds, so that commands come in time
+STEPS = 3000  # some seconds, so that commands come in time
 
 
 def a_job(**fields):
@@ -63,6 +66,13 @@ def adapter_of(house, job):
     return hashlib.sha256((house.adapter(job) / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
+@functools.cache
+def undisturbed():
+    """The hash of the adapter of a job that nobody disturbed."""
+    with a_house() as house:
+        return adapter_of(house, house.submit(a_job()))
+
+
 def fails(house, reason, *arguments, status=1):
     result = house.run(*arguments)
     assert result.status == status and result.err.startswith(f"error: {reason}: "), result
@@ -71,39 +81,44 @@ def fails(house, reason, *arguments, status=1):
 
 def test_paused():
     """Its bytes are those of a job that nobody disturbed; a watch waits for it and says so."""
+    bytes_undisturbed = undisturbed()
     with a_house() as house:
-        undisturbed = house.submit(a_job())
-        bytes_undisturbed = adapter_of(house, undisturbed)
-        fails(house, "JOB_ENDED", "pause", undisturbed)
         job = house.submit(a_job())
-        watch = subprocess.Popen(list(map(str, house.lora_command("watch", job, "--until-done"))), stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True)
+        out, err = house.folder / "watch.out", house.folder / "watch.err"
+        with open(out, "w") as stdout, open(err, "w") as stderr:
+            watch = subprocess.Popen(list(map(str, house.lora_command("watch", job, "--until-done"))), stdout=stdout, stderr=stderr)
         reach(house, job, 20)
         assert house.object("pause", job)["state"] == "PAUSING"
         paused = becomes(house, job, "PAUSED")
         assert 20 <= paused["step"] == paused["last_checkpoint_step"] < STEPS, paused
         assert house.object("pause", job)["state"] == "PAUSED"  # again is no error
+        until(lambda: f"{job} is PAUSED; waiting until it is resumed (`lora resume {job}`)" in err.read_text(), "the watch waits")
+        until(lambda: f"PAUSED  waits for `lora resume {job}`" in out.read_text(), "the watch shows it")
         time.sleep(1)
         assert house.object("show", job)["step"] == paused["step"] and watch.poll() is None
         assert house.lora("resume", job).err == f"{job}: QUEUED\n"
         bytes_resumed = adapter_of(house, job)
-        out, err = watch.communicate(timeout=30)
-        assert watch.returncode == 0, err
-        assert f"{job} is PAUSED; waiting until it is resumed (`lora resume {job}`)" in err, err
-        assert f"PAUSED  waits for `lora resume {job}`" in out, out
+        fails(house, "JOB_ENDED", "pause", job)
+        assert watch.wait(timeout=30) == 0, err.read_text()
         assert bytes_resumed == bytes_undisturbed
         tell(f"    paused at step {paused['step']} of {STEPS}: the same {bytes_resumed[:12]}")
 
 
 def test_drained():
     """The one worker is drained: its job waits and says why; undrained, it goes on with the same bits."""
+    bytes_undisturbed = undisturbed()
     with a_house() as house:
-        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
         job = house.submit(a_job())
         reach(house, job, 20)
-        name = worker_of(house)["name"]
-        result = house.lora("worker", "drain", name, "--reason", "a new disk", "--wait")
-        assert result.out == "" and result.err.endswith(f"{name}: DRAINED\n") and "1 job is left on it" in result.err, result
+        worker = worker_of(house)
+        name = worker["name"]
+        drain = house.lora_command("worker", "drain", name, "--reason", "a new disk", "--wait")
+        os.kill(worker["pid"], signal.SIGSTOP)  # else its job may have left before the command looks
+        with subprocess.Popen(list(map(str, drain)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert "1 job is left on it" in (said := waiting.stderr.readline()), said
+            os.kill(worker["pid"], signal.SIGCONT)
+            out, err = waiting.communicate(timeout=60)
+        assert (waiting.returncode, out) == (0, "") and err.endswith(f"{name}: DRAINED\n"), (waiting.returncode, out, err)
         waits = becomes(house, job, "QUEUED")
         assert waits["queue"]["why"] == f"worker '{name}' is drained (a new disk)", waits["queue"]
         assert waits["step"] == waits["last_checkpoint_step"] >= 20
@@ -140,10 +155,10 @@ def test_updated():
 
 def test_quota():
     """Under a quota of one running job the second waits, and runs once the first has ended."""
+    bytes_undisturbed = undisturbed()
     with a_house() as house:
         quota = house.object("quota", "set", "team=math", "--running", "1", "--stored", "10GiB")
         assert quota["running_jobs"] == 1 and quota["stored_bytes"] == 10 << 30 and quota["queued_jobs"] is None, quota
-        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
         first, second = (house.submit(a_job(labels={"team": "math"})) for _ in range(2))
         other = house.submit(a_job(labels={"team": "art"}))
         reach(house, first, 5)
@@ -170,8 +185,8 @@ def test_quota():
 
 def test_killed_while_pausing():
     """kill -9 of the daemon while its job is PAUSING: after the start it is PAUSED, and its bytes are the same."""
+    bytes_undisturbed = undisturbed()
     with a_house() as house:
-        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
         job = house.submit(a_job())
         reach(house, job, 20)
         state = house.object("pause", job)["state"]
@@ -190,8 +205,7 @@ def test_killed_while_pausing():
 def test_finished():
     """A job that is to finish ends there, over a kill -9 as well, with what an undisturbed one has at that step."""
     with a_house() as house:
-        job_of = lambda every: {**a_job(), "training": {**a_job()["training"], "max_steps": 300, "checkpoint_every_steps": every}}
-        (undisturbed,) = house.wait([house.submit(job_of(1))])
+        job_of = lambda every: {**a_job(), "training": {**a_job()["training"], "checkpoint_every_steps": every}}
         for killed in (False, True):
             job = house.submit(job_of(0))
             reach(house, job, 5)
@@ -201,18 +215,18 @@ def test_finished():
                 house.start()
                 assert house.object("show", job)["finish_step"] == end
             (done,) = house.wait([job])
-            assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < 300, done
-            folders = [house.folder / f"{name}-{killed}" for name in (undisturbed["name"], job)]
-            for name, folder in zip((undisturbed["name"], job), folders):
-                house.lora("checkpoint", "get", name, "--step", end, "-o", folder)
-            same = {(folder / "adapter_model.safetensors").read_bytes() for folder in folders}
+            assert 5 <= done["step"] == done["finish_step"] == done["last_checkpoint_step"] == end < STEPS, done
+            whole = house.submit(job_of(end))
+            until(lambda: house.object("show", whole)["last_checkpoint_step"] >= end, f"the checkpoint of step {end}")
+            same = {(house.adapter(name, end) / "adapter_model.safetensors").read_bytes() for name in (whole, job)}
             assert len(same) == 1, f"finished at {end}, other bytes"
+            house.lora("cancel", whole)
 
 
 def test_killed_while_draining():
     """The same while its worker is DRAINING: after the start it is drained, and its job waits."""
+    bytes_undisturbed = undisturbed()
     with a_house() as house:
-        bytes_undisturbed = adapter_of(house, house.submit(a_job()))
         job = house.submit(a_job())
         reach(house, job, 20)
         name = worker_of(house)["name"]

@@ -118,9 +118,10 @@ class Run:
         return int(busy[0].removeprefix("worker-")) if busy else None
 
     def went_on_from(self):
-        """The step at which the newest daemon's log says that the job goes on."""
+        """The step at which the newest daemon's log says that the job goes on; None before it says so."""
         newest = self.said().rsplit("lorad-run-coordinator: run ", 1)[-1]
-        return int(re.search(r"step (\d+)/", newest)[1])
+        found = re.search(r"step (\d+)/", newest)
+        return int(found[1]) if found else None
 
     def nothing_is_left(self):
         assert not list((self.site / "runs").iterdir()), list((self.site / "runs").iterdir())

@@ -143,9 +143,10 @@ def test_what_is_stopped_goes_on_when_submitted_again():
         run.nothing_is_left()
 
         second = cluster.submit(run)
-        until(lambda: run.step() > STEPS // 2, "the job goes on")
-        saved = run.went_on_from()
+        until(lambda: run.said().count(" serves clients on ") == 2, "the run serves again")
+        saved = until(run.went_on_from, "the job goes on")
         assert saved > STEPS // 10, f"went on from step {saved}"
+        until(lambda: run.step() > saved, "it trains")
         cluster.run("scancel", second)
         assert cluster.end(second)[0] == "CANCELLED"
 

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cinttypes>
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 
 #include "server/errors/errors.h"
@@ -137,7 +139,7 @@ TEST_CASE("stopping ends workers, stubborn ones too, and starts none again") {
   talk.Await("w-stay: here");
   talk.Await("w-stubborn: here");
   const std::vector<int64_t> pids = supervisor.pids();
-  supervisor.Stop(absl::Milliseconds(100));
+  supervisor.Stop(absl::Milliseconds(500));  // what a signal may take to end one that obeys it
   talk.Await("w-stay was ended by signal 15");
   talk.Await("w-stubborn was ended by signal 9");
   CHECK(!Alive(pids[0]));
@@ -174,16 +176,20 @@ TEST_CASE("workers die with their coordinator, however it dies") {
   REQUIRE(pipe(ends) == 0);
   const pid_t coordinator = fork();
   if (coordinator == 0) {
+    int64_t started = 0;  // its thread runs before `supervisor` is made
     Supervisor supervisor({Fake("stubborn")}, Quick(),
                           {[&](const std::string&, const std::string&) {
-                             const int64_t pid = supervisor.pids()[0];
-                             (void)!write(ends[1], &pid, sizeof(pid));
+                             (void)!write(ends[1], &started, sizeof(started));
                            },
-                           [](const std::string&, const std::string&, bool) {}});
+                           [&](const std::string&, const std::string& what, bool) {
+                             sscanf(what.c_str(), "started as process %" SCNd64, &started);
+                           }});
     pause();
   }
+  close(ends[1]);  // so that the coordinator's end is one of the pipe
   int64_t worker = 0;
   REQUIRE(read(ends[0], &worker, sizeof(worker)) == sizeof(worker));
+  REQUIRE(worker > 0);
   CHECK(Alive(worker));
   kill(coordinator, SIGKILL);
   waitpid(coordinator, nullptr, 0);
@@ -197,7 +203,6 @@ TEST_CASE("workers die with their coordinator, however it dies") {
   }
   CHECK((line[0] == 0 || std::string(line).find(") Z") != std::string::npos));
   close(ends[0]);
-  close(ends[1]);
 }
 
 TEST_CASE("a binary that cannot be executed says so") {

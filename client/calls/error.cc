@@ -80,8 +80,10 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
   if (details.reason.empty() && code == absl::StatusCode::kUnavailable) {
     details.reason = "UNREACHABLE";
     const bool refused = absl::StrContains(message, "onnection refused");
+    // What had been written decides which of the two it is.
     const bool closed = absl::StrContains(message, "failed to connect") &&
-                        absl::StrContains(message, "Socket closed");
+                        (absl::StrContains(message, "Socket closed") ||
+                         absl::StrContains(message, "Connection reset by peer"));
     message = absl::StrCat(
         "no lorad answers at ", server, " (", refused ? "connection refused" : message, "); ",
         closed ? "what listens there closes the connection, as a port for workers does "

@@ -135,9 +135,12 @@ def test_who_is_refused():
 def test_clients_are_not_served_at_the_workers_port():
     with a_site() as site:
         client = [*site.host.prefix, LORA, "--server", site.door, "cluster"]
-        done = subprocess.run(list(map(str, client)), capture_output=True, text=True, timeout=60)
-        assert done.returncode != 0, done.stdout
-        assert "a port for workers" in done.stderr, done.stderr
+        said = []
+        for _ in range(3):  # how gRPC says that a connection was closed is a matter of the moment
+            done = subprocess.run(list(map(str, client)), capture_output=True, text=True, timeout=60)
+            assert done.returncode != 0, done.stdout
+            said.append(done.stderr)
+        assert any("a port for workers" in words for words in said), said
         until(lambda: "TLS_NOT_COME_ABOUT" in site.log(), "the daemon's log says that somebody came without TLS")
         site.lora("cluster")
 

@@ -98,5 +98,15 @@ TEST_CASE("a coordinator of this host is known by its address") {
   }
 }
 
+TEST_CASE("of a port that closes connections without TLS is said what it may be") {
+  for (const std::string how : {"Socket closed", "recvmsg:Connection reset by peer"}) {
+    const absl::Status status = ExplainTls(
+        absl::UnavailableError("failed to connect to all addresses; last error: " + how), nullptr);
+    CHECK_THAT(std::string(status.message()), Catch::StartsWith("COORDINATOR_WITH_TLS: "));
+    // A stream that stood was another matter.
+    CHECK(ExplainTls(absl::UnavailableError(how), nullptr) == absl::UnavailableError(how));
+  }
+}
+
 }  // namespace
 }  // namespace lorad::worker

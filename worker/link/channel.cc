@@ -45,8 +45,10 @@ absl::Status ExplainTls(const absl::Status& status, const Credentials* credentia
   if (!absl::IsUnavailable(status)) return status;
   const std::string said(status.message());
   if (credentials == nullptr) {
-    const bool closed =
-        absl::StrContains(said, "failed to connect") && absl::StrContains(said, "Socket closed");
+    // What had been written decides which of the two it is.
+    const bool closed = absl::StrContains(said, "failed to connect") &&
+                        (absl::StrContains(said, "Socket closed") ||
+                         absl::StrContains(said, "Connection reset by peer"));
     return !closed ? status
                    : With(status, "COORDINATOR_WITH_TLS",
                           "who listens there closes connections without TLS, as a coordinator's "

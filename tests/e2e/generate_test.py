@@ -243,9 +243,9 @@ def test_jobs_that_came_later_do_not_pass_an_ask():
 
 def test_jobs_beside_answers_keep_their_bits():
     with house_with_model() as house:
-        alone = house.submit(job_of(max_steps=800, checkpoint_every_steps=10))
+        alone = house.submit(job_of(max_steps=2000, checkpoint_every_steps=10))
         house.wait([alone])
-        beside = house.submit(job_of(max_steps=800, checkpoint_every_steps=10))
+        beside = house.submit(job_of(max_steps=2000, checkpoint_every_steps=10))
         house.wait([beside], until=lambda job: job["last_checkpoint_step"] >= 10)
         asked = 0
         while house.object("show", beside)["state"] == "RUNNING":

@@ -57,14 +57,18 @@ class MpiRun(Run):
                     found[int(process.name)] = command
         return found
 
+    def process(self, what, is_it):
+        """The one of which is_it(pid, command) says so, once it is there: ranks do not start all at once."""
+        return until(lambda: next((pid for pid, command in self.commands().items() if is_it(pid, command)), None), what)
+
     def rank(self, number):
         """The process that mpirun started; it leads a group."""
-        return next(pid for pid, command in self.commands().items() if "bin/lorad-rank\0" in command and rank_led_by(pid) == number)
+        return self.process(f"rank {number}", lambda pid, command: "bin/lorad-rank\0" in command and rank_led_by(pid) == number)
 
     def worker(self, number):
         """The lorad-worker of a rank."""
-        return next(pid for pid, command in self.commands().items() if command.startswith("lorad-worker\0")
-                    and f"worker-{number}.pem\0" in command and "--coordinator" in command)
+        return self.process(f"worker-{number}", lambda _, command: command.startswith("lorad-worker\0")
+                            and f"worker-{number}.pem\0" in command and "--coordinator" in command)
 
 
 def rank_led_by(pid):

@@ -56,7 +56,7 @@ def test_a_full_disk():
     with house_on_a_small_disk() as (house, disk):
         add_small_model(house)
         add_rows(house, "rows")
-        jobs = [house.submit(small_job(max_steps=max_steps, checkpoint_every_steps=2)) for max_steps in (200, 4000, 4000)]
+        jobs = [house.submit(small_job(max_steps=max_steps, checkpoint_every_steps=2)) for max_steps in (200, 100_000, 100_000)]
         until(lambda: step_of(house, jobs[1]) > 5, 30, "the first steps")
         before = workers_of(house)
         filler = disk / "filler"
@@ -112,7 +112,7 @@ def test_a_disk_that_is_read_only():
     with House(None, "--workers", "cpu:1", "--worker-threads", 1) as house:
         add_small_model(house)
         add_rows(house, "rows")
-        jobs = [house.submit(small_job(max_steps=max_steps, checkpoint_every_steps=2)) for max_steps in (400, 3000)]
+        jobs = [house.submit(small_job(max_steps=max_steps, checkpoint_every_steps=2)) for max_steps in (400, 100_000)]
         until(lambda: step_of(house, jobs[0]) > 5, 30, "the first steps")
         before = workers_of(house)
         with Pace(house, jobs[0]), read_only(house):
@@ -139,7 +139,7 @@ def test_a_store_that_cannot_be_synced_ends_the_daemon():
     with House(None, "--workers", "cpu:1", "--worker-threads", 1) as house:
         add_small_model(house)
         add_rows(house, "rows")
-        job = house.submit(small_job(max_steps=1000))  # some seconds, so that it saves while strace is there
+        job = house.submit(small_job(max_steps=3000))  # some seconds, so that it saves while strace is there
         until(lambda: step_of(house, job) > 5, 30, "the first steps")
         acknowledged = [j["name"] for j in house.objects("ls")]
         syncs = "fsync,fdatasync"
@@ -150,7 +150,7 @@ def test_a_store_that_cannot_be_synced_ends_the_daemon():
         house.process = None
         house.start()
         assert set(acknowledged) <= {j["name"] for j in house.objects("ls")}, "an acknowledged job is gone"
-        house.wait([job], seconds=120)
+        house.wait([job])
     house.clear()
 
 

@@ -33,8 +33,9 @@ struct WorkerView {
   std::string numerics_id = {};
   std::string transport = {};
   std::string host = {};
-  // Groups of several stages that it was to be in and that could not be joined, since one was: some
-  // stage cannot reach another, and which of the two is to blame nobody knows.
+  // Groups of several stages that it was to be in and that were broken before a microbatch had gone
+  // through one, since one had: some stage cannot reach another, or only with small messages, and
+  // which of the two is to blame nobody knows.
   int32_t joins_failed = 0;
   // When it takes a job again nobody knows: it is drained, or its group has said nothing for longer
   // than what it was asked should take. No job waits for it that several others would hold.

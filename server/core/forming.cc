@@ -121,9 +121,6 @@ void Core::State::BeginToRun(GroupState& group) {
   group.phase = GroupState::Phase::kRunning;
   group.formed_us = turn_.now_us();
   if (group.members.empty()) group.idle_since_us = turn_.now_us();
-  for (const StageState& stage : group.stages) {
-    if (group.stages.size() > 1) WorkerOf(stage).joins_failed = 0;
-  }
   turn_.WantSchedule();
 }
 
@@ -178,7 +175,7 @@ void Core::State::Break(GroupState& group, StageState& stage, const std::string&
 void Core::State::EndBroken(GroupState& group) {
   const std::string why = group.reform_why;
   for (const StageState& stage : group.stages) {
-    if (group.formed_us == 0) ++WorkerOf(stage).joins_failed;
+    if (group.microbatches == 0) ++WorkerOf(stage).joins_failed;
   }
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);

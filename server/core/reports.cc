@@ -413,7 +413,9 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
   ObserveTimes(group, done);
   if (&stage != &group.last()) return;
-  group.microbatches++;
+  if (group.microbatches++ == 0) {
+    for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
+  }
   group.adapters_in_microbatches += done.adapters();
   const bool trains = done.backward_ms() > 0;
   const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));

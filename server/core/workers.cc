@@ -1,8 +1,10 @@
 // Control streams, their time-outs, and what the cluster looks like.
 #include <algorithm>
 #include <cassert>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/state.h"
@@ -17,6 +19,17 @@ constexpr char kMpi[] = "mpi";  // Hello.transport
 constexpr int64_t kWorkerRetryMs = 5000;
 // A stage that has lost another knows it before we know which worker is gone.
 constexpr int64_t kBrokenUs = 2'000'000;
+
+// "it" where it is one, else the workers whose stages are `late`, and of what they `do`.
+std::string Late(const GroupState& group, const std::function<bool(const StageState&)>& late,
+                 const char* does, const char* do_all) {
+  if (group.stages.size() == 1) return absl::StrCat("it ", does);
+  std::vector<std::string> workers;
+  for (const StageState& stage : group.stages) {
+    if (late(stage)) workers.push_back(stage.worker);
+  }
+  return absl::StrCat(absl::StrJoin(workers, ", "), " ", workers.size() == 1 ? does : do_all);
+}
 
 }  // namespace
 
@@ -145,8 +158,13 @@ std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
   const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
   if (group.returning()) return std::nullopt;  // it waits for so long (EndReturns)
   if (group.phase == Phase::kForming) {
+    const bool formed = std::ranges::all_of(group.stages, &StageState::formed);
+    const auto late = [&](const StageState& stage) {
+      return formed ? !stage.connected : !stage.formed;
+    };
     return Asked{PatienceToForm(options_, planner::BytesOfGroup(shape, group.shape).weights),
-                 absl::StrCat("it does not form ", group.name)};
+                 absl::StrCat(Late(group, late, "does not", "do not"),
+                              formed ? " connect with the others of " : " form ", group.name)};
   }
   if (group.windows_at_hand() == 0 && group.phase != Phase::kCutting) {
     const bool saves = std::ranges::any_of(
@@ -168,9 +186,12 @@ std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
                   cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group.first()),
                                           group.shape.capacity_tokens),
                   assumed);
-  return Asked{patience, oldest ? absl::StrCat("it reports nothing of window ", oldest->number,
-                                               " of ", group.name)
-                                : absl::StrCat("it does not answer a cut of ", group.name)};
+  if (!oldest) return Asked{patience, absl::StrCat("it does not answer a cut of ", group.name)};
+  const auto late = [&](const StageState& stage) {
+    return !stage.orders.windows.empty() && stage.orders.windows.front().number == oldest->number;
+  };
+  return Asked{patience, absl::StrCat(Late(group, late, "reports", "report"), " nothing of window ",
+                                      oldest->number, " of ", group.name)};
 }
 
 void Core::State::OnTimer(const TimerFired& fired) {

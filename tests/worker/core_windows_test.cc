@@ -273,6 +273,14 @@ TEST_CASE("an upload that fails for ten seconds is told of once") {
   CHECK(s.Uploaded(1) == Lines{"say 1.3 Saved a 1"});
 }
 
+TEST_CASE("an upload whose first try runs out of time is told of then") {
+  Script s;
+  BeginUpload(s);
+  s.Wait(15'000);
+  CHECK(s.Uploaded(1, absl::DeadlineExceededError("no answer")) ==
+        Lines{"say 1.2 SaveDelayed a 1 no answer"});
+}
+
 TEST_CASE("one job's upload does not hold up another's, and four go at once") {
   Script s;
   s.Begin();

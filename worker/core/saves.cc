@@ -71,6 +71,7 @@ std::vector<int64_t> Saves::Begin(double now_ms) {
     if (free == 0) break;
     if (shard.under_way || shard.next_try_ms > now_ms) continue;
     shard.under_way = true;
+    if (shard.failed_tries == 0) shard.begun_ms = now_ms;
     begun.push_back(number);
     --free;
   }
@@ -91,10 +92,10 @@ Saves::Ended Saves::End(int64_t number, const absl::Status& status, double now_m
     const double pause_ms =
         kPauseFirstMs * static_cast<double>(1 << std::min(shard.failed_tries, 20));
     shard.next_try_ms = now_ms + std::min(pause_ms, kPauseLastMs);
-    if (shard.failed_tries++ == 0) shard.first_failed_ms = now_ms;
+    ++shard.failed_tries;
     if (absl::IsDeadlineExceeded(status)) ++shard.late_tries;
-    const bool tell = !shard.told && !IsKnownToCoordinator(status) &&
-                      now_ms - shard.first_failed_ms >= kTellAfterMs;
+    const bool tell =
+        !shard.told && !IsKnownToCoordinator(status) && now_ms - shard.begun_ms >= kTellAfterMs;
     shard.told = shard.told || tell;
     return {shard, Outcome::kAgain, tell};
   }

@@ -24,7 +24,7 @@ class Saves {
     double next_try_ms = 0;
     bool under_way = false;  // a try is
     int failed_tries = 0;
-    double first_failed_ms = 0;
+    double begun_ms = 0;     // its first try
     int late_tries = 0;      // of them, those that ran out of time
     bool last_try = false;   // its slot is to be freed
     bool abandoned = false;  // its group is being left

@@ -221,7 +221,8 @@ std::string Cluster::WhyTaken(const worker::v1::Hello& hello) const {
   const auto found = workers_.find(hello.worker());
   if (found == workers_.end()) return "";
   const WorkerState& worker = found->second;
-  constexpr char kMend[] = "give this one another name (--name)";
+  constexpr char kMend[] =
+      "give this one another name (--name, with a bundle for it where it has one)";
   if (worker.connection != 0) {
     const int64_t silent_us = turn_.now_us() - worker.heard_us;
     if (silent_us > kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond) return "";

@@ -88,7 +88,9 @@ absl::Status JobTable::LoadJobs(StoredState& stored) {
     job->etag_of = HashOfEtag(record.job());
     const auto progress = stored.progress.find(entry.first);
     job->progress_stored = progress != stored.progress.end();
-    if (job->progress_stored && IsPlaced(state)) TakeUpProgress(progress->second, *job);
+    if (job->progress_stored && (IsPlaced(state) || state == v1::Job::CANCELLING)) {
+      TakeUpProgress(progress->second, *job);
+    }
     if (const auto& evaluated = record.evaluated_steps(); !evaluated.empty()) {
       job->record.set_evaluated_end(*evaluated.rbegin() + 1);
       job->record.clear_evaluated_steps();

@@ -139,6 +139,55 @@ TEST_CASE("a model that is registered for several stages has no job on fewer") {
   CHECK_FALSE(estimate.workers(0).fits_alone());
 }
 
+// What one of several workers says of its group.
+worker::v1::WorkerMessage Saying(int64_t epoch, int64_t number,
+                                 const std::function<void(worker::v1::Report&)>& fill) {
+  worker::v1::WorkerMessage message;
+  worker::v1::Report& report = *message.mutable_report();
+  report.set_epoch(epoch);
+  report.set_number(number);
+  fill(report);
+  return message;
+}
+
+TEST_CASE("workers that connect and lose each other before a microbatch make way for another") {
+  auto world = WorldOf(0, kPlenty);
+  std::map<std::string, uint64_t> connections;
+  for (const char* name : {"w0", "w1", "w2"}) {
+    connections[name] = world->Connect(HelloOf(name, kPlenty));
+  }
+  world->AddModel("cut", 2);
+  Job cut = World::NewJob();
+  cut.set_base_model("cut");
+  const std::string job = world->Submit(cut);
+  const auto workers_of_group = [&] {
+    world->RunUntil(
+        [&] { return world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).groups_size() == 1; });
+    return world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).groups(0);
+  };
+  const v1::Group first = workers_of_group();
+  REQUIRE(first.stages_size() == 2);
+  int64_t number = 0;
+  const auto both_say = [&](const std::function<void(worker::v1::Report&)>& fill) {
+    ++number;
+    for (const auto& stage : first.stages()) {
+      world->Say(connections.at(stage.worker()), Saying(first.epoch(), number, fill));
+    }
+  };
+  both_say([](worker::v1::Report& report) {
+    report.mutable_group_formed()->set_endpoint("192.0.2.1:5000");
+  });
+  both_say([](worker::v1::Report& report) { report.mutable_connected(); });
+  both_say([](worker::v1::Report& report) {
+    report.mutable_group_failed()->set_reason("STAGE_LOST");
+    report.mutable_group_failed()->set_message("Connection timed out");
+  });
+  world->RunUntil([&] { return HasEvent(*world, job, "STAGE_LOST"); });
+  std::set<std::string> second;
+  for (const auto& stage : workers_of_group().stages()) second.insert(stage.worker());
+  CHECK(second.contains("w2"));
+}
+
 TEST_CASE("a model has at most as many stages as blocks, and they can be changed") {
   auto world = WorldOf(2, kPlenty);
   v1::UpdateModelRequest update;

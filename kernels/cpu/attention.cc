@@ -87,7 +87,12 @@ void BackwardBlock(const Context& context, const AttentionShape& shape, int64_t 
     const int64_t end = first + row + 1 - low;
     float* p_row = p + row * keys;
     float* ds_row = ds + row * keys;
-    const float delta = context.loops.dot(head.dout.row(first + row), head.out.row(first + row), d);
+    // Where a query sees its own key alone, whose probability is always 1, q and k have no
+    // gradient. The difference of two orders of summing would be one, and Adam's step is as long
+    // for rounding as for any.
+    const float delta = shape.window == 1 ? ds_row[begin]
+                                          : context.loops.dot(head.dout.row(first + row),
+                                                              head.out.row(first + row), d);
     const float lse = head.lse[(first + row) * head.lse_stride];
     if (shape.cap == 0) {
       context.loops.softmax_backward(p_row + begin, ds_row + begin, shape.scale, lse, delta,

@@ -200,10 +200,11 @@ void ReadFactors(ConfigReader& config, const Family& family, Shape& shape,
                  ModelDescription& model) {
   constexpr double kLeast = 1e-9, kMost = 1e9;
   shape.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
-  if (family.scores_scaled_and_capped) {
+  if (family.scores_scaled) {
     const double size = shape.head_size;
     shape.scale = 1.0 / std::sqrt(config.Number("query_pre_attn_scalar", kLeast, kMost, size));
-    shape.cap = config.Number("attn_logit_softcapping", kLeast, kMost, 0.0);
+    const double cap = config.Number("attn_logit_softcapping", kLeast, kMost, 0.0);
+    if (family.scores_capped) shape.cap = cap;
     model.logit_cap = config.Number("final_logit_softcapping", kLeast, kMost, 0.0);
   }
   if (family.embeds_by_root) {
@@ -291,6 +292,7 @@ absl::StatusOr<ModelDescription> DescribeTower(ConfigReader& config) {
   absl::StatusOr<ModelDescription> model = DescribeText(whole, **family, "model.language_model.");
   if (!model.ok()) return At("text_config", model.status());
   if (model->declared_type.empty()) model->declared_type = type;
+  model->logit_cap = 0;  // beside a tower transformers caps no logits
   model->in_tower = true;
   return model;
 }

@@ -33,7 +33,8 @@ constexpr std::string_view kQwen3Defaults =
         "head_dim": 128})";
 constexpr std::string_view kSmolLm3Defaults =
     R"({"tie_word_embeddings": true, "no_rope_layer_interval": 4})";
-constexpr std::string_view kPhi3Defaults = R"({"rms_norm_eps": 1e-5})";
+constexpr std::string_view kPhi3Defaults =
+    R"({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096})";
 constexpr std::string_view kOlmo2Defaults = R"({"rms_norm_eps": 1e-5})";
 constexpr std::string_view kOlmo3Defaults = R"({"rms_norm_eps": 1e-5, "sliding_window": 4096})";
 
@@ -77,7 +78,8 @@ constexpr std::array<Family, 14> kFamilies = {{
      .window_pattern = 2,
      .norm_offset = 1,
      .embeds_by_root = true,
-     .scores_scaled_and_capped = true},
+     .scores_scaled = true,
+     .scores_capped = true},
     {.architecture = "Gemma3ForCausalLM",
      .model_type = "gemma3_text",
      .defaults = kGemma3Defaults,
@@ -88,7 +90,7 @@ constexpr std::array<Family, 14> kFamilies = {{
      .window_pattern = 6,
      .norm_offset = 1,
      .embeds_by_root = true,
-     .scores_scaled_and_capped = true,
+     .scores_scaled = true,
      .rope_theta = 1e6,
      .rope_local_theta = 1e4,
      .rope_by_layer_type = true},
@@ -100,6 +102,7 @@ constexpr std::array<Family, 14> kFamilies = {{
      .kv_heads_default_to_heads = true,
      .windows = Windows::kAll,
      .fused = true,
+     .turns_part = true,
      .takes_longrope = true},
     {.architecture = "SmolLM3ForCausalLM",
      .model_type = "smollm3",

@@ -45,14 +45,16 @@ struct Family {
   QkNorms qk_norms = QkNorms::kNone;
   Windows windows = Windows::kNone;
   int window_pattern = 0;
-  double norm_offset = 0;                 // NormSpec::offset of every norm
-  bool fused = false;                     // qkv_proj and gate_up_proj
-  bool embeds_by_root = false;            // the embedding times sqrt(hidden_size)
-  bool scores_scaled_and_capped = false;  // query_pre_attn_scalar, *_logit_softcapping
-  bool multipliers = false;               // of embedding, residual, scores and logits
-  double rope_theta = 10000;              // where the config has none
-  double rope_local_theta = 10000;        // the same, of sliding layers
+  double norm_offset = 0;           // NormSpec::offset of every norm
+  bool fused = false;               // qkv_proj and gate_up_proj
+  bool embeds_by_root = false;      // the embedding times sqrt(hidden_size)
+  bool scores_scaled = false;       // query_pre_attn_scalar; has *_logit_softcapping
+  bool scores_capped = false;       // by attn_logit_softcapping, which others ignore
+  bool multipliers = false;         // of embedding, residual, scores and logits
+  double rope_theta = 10000;        // where the config has none
+  double rope_local_theta = 10000;  // the same, of sliding layers
   bool rope_by_layer_type = false;  // rope_parameters has full_attention and sliding_attention
+  bool turns_part = false;          // partial_rotary_factor may be below 1
   bool takes_longrope = false;      // an older rope type of "su" or "yarn" means longrope
   bool tower = false;               // a text model beside a tower for images: text_config
 };

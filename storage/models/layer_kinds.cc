@@ -17,10 +17,14 @@ std::string Shown(const nlohmann::json& value) {
 }
 
 // The list of a layer each under `key`; null if there is none, or another length (a problem).
-const nlohmann::json* ListOf(ConfigReader& config, std::string_view key, int layers) {
+// `longer`: it may go on, about layers that are not there.
+const nlohmann::json* ListOf(ConfigReader& config, std::string_view key, int layers, bool longer) {
   const nlohmann::json* list = config.Find(key);
   if (list == nullptr) return nullptr;
-  if (list->is_array() && list->size() == static_cast<size_t>(layers)) return list;
+  const auto wanted = static_cast<size_t>(layers);
+  if (list->is_array() && (list->size() == wanted || (longer && list->size() > wanted))) {
+    return list;
+  }
   config.Problem(list->is_array()
                      ? absl::StrCat(std::string(key), " has ", list->size(),
                                     " entries, num_hidden_layers is ", layers)
@@ -30,7 +34,8 @@ const nlohmann::json* ListOf(ConfigReader& config, std::string_view key, int lay
 
 void ReadNoPe(ConfigReader& config, std::vector<LayerKind>& kinds) {
   const int64_t interval = config.Integer("no_rope_layer_interval", 1, kLayersMost, 4);
-  const nlohmann::json* list = ListOf(config, "no_rope_layers", static_cast<int>(kinds.size()));
+  const nlohmann::json* list =
+      ListOf(config, "no_rope_layers", static_cast<int>(kinds.size()), true);
   for (size_t i = 0; i < kinds.size(); ++i) {
     kinds[i].rope = (static_cast<int64_t>(i) + 1) % interval != 0;
     if (list == nullptr) continue;
@@ -78,7 +83,7 @@ void SetDefaultKinds(ConfigReader& config, const Family& family, bool window,
 }
 
 void ReadLayerTypes(ConfigReader& config, std::vector<LayerKind>& kinds) {
-  const nlohmann::json* list = ListOf(config, "layer_types", static_cast<int>(kinds.size()));
+  const nlohmann::json* list = ListOf(config, "layer_types", static_cast<int>(kinds.size()), false);
   if (list == nullptr) return;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const nlohmann::json& type = (*list)[i];

@@ -131,6 +131,10 @@ RopeSpec ReadRope(ConfigReader& config, const nlohmann::json* table, const std::
     fields.Problem(absl::StrCat("partial_rotary_factor is given twice, as ", around.partial,
                                 " and ", partial));
   }
+  if (partial != 1 && !around.family.turns_part) {
+    fields.Problem(absl::StrCat("partial_rotary_factor = ", partial,
+                                ": heads of this architecture turn whole (1 is accepted)"));
+  }
   const int features = static_cast<int>(around.head_size * partial);
   if (features < 2 || features % 2 != 0) {
     fields.Problem(absl::StrCat("partial_rotary_factor: ", features, " of a head's ",

@@ -146,6 +146,12 @@ TEST_CASE("yarn's and longrope's frequencies are those of transformers", "[model
   REQUIRE(longrope.ok());
   const RopeSpec& rope = RopeOf(*longrope, 0);
   CHECK(rope.original_positions == 4096);
+  // Phi3Config has 4096 where the config says nothing, and that goes before the table's own.
+  config.erase("original_max_position_embeddings");
+  config["rope_scaling"]["original_max_position_embeddings"] = 2048;
+  const auto usual = DescribeModel(config.dump());
+  REQUIRE(usual.ok());
+  CHECK(RopeOf(*usual, 0) == rope);
   CHECK(rope.factor == Approx(1.1902380714238083).epsilon(1e-12));
   CheckFrequencies(
       rope.inverse_frequencies,
@@ -191,6 +197,29 @@ TEST_CASE("layers differ as the config says", "[model_description]") {
   CHECK(granite->blocks[0].norm->eps == Approx(1e-5 / (0.22 * 0.22)));
   CHECK(granite->final_norm.factor == Approx(1.0 / 16));
   CHECK(std::get<AttentionSpec>(granite->blocks[0].mixer).scale == 0.0078125);
+}
+
+TEST_CASE("caps are those that transformers applies", "[model_description]") {
+  const auto cap_of = [](const ModelDescription& model) {
+    return std::get<AttentionSpec>(model.blocks[0].mixer).cap;
+  };
+  const auto gemma2 = DescribeModel(kGemma2_2b);
+  REQUIRE(gemma2.ok());
+  CHECK(cap_of(*gemma2) == 50);
+  CHECK(gemma2->logit_cap == 30);
+  // Gemma 3 has the field of scores and does not read it; beside a tower it caps no logits either.
+  nlohmann::json config = nlohmann::json::parse(kGemma3_12b);
+  config["text_config"].merge_patch(
+      {{"attn_logit_softcapping", 50.0}, {"final_logit_softcapping", 30.0}});
+  const auto tower = DescribeModel(config.dump());
+  REQUIRE(tower.ok());
+  CHECK(cap_of(*tower) == 0);
+  CHECK(tower->logit_cap == 0);
+  const auto text = DescribeModel(config["text_config"].dump());
+  INFO(text.status().ToString());
+  REQUIRE(text.ok());
+  CHECK(cap_of(*text) == 0);
+  CHECK(text->logit_cap == 30);
 }
 
 TEST_CASE("kinds of layers turn alike in both spellings", "[model_description]") {
@@ -277,6 +306,7 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
        "sliding_attention are)"},
       {Patched(kSmolLm3_3b, R"({"no_rope_layers": [1, 0]})"),
        "no_rope_layers has 2 entries, num_hidden_layers is 36"},
+      {Patched(kSmolLm3_3b, R"({"num_hidden_layers": 2, "no_rope_layers": [1, 0, 1]})"), "ok"},
       {Patched(kTiny, R"({"rope_scaling": {"type": "dynamic", "factor": 2.0}})"),
        "rope_scaling.rope_type \"dynamic\" is not implemented (default, linear, llama3, yarn and "
        "longrope are)"},
@@ -294,9 +324,12 @@ TEST_CASE("what is not implemented is refused by name", "[model_description]") {
       {Patched(kTiny, R"({"rope_scaling": 2})"), "rope_scaling must be an object"},
       {Patched(kTiny, R"({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}})"),
        "rope_theta is given twice"},
+      {Patched(kPhi3_mini, R"({"partial_rotary_factor": 0.33})"),
+       "partial_rotary_factor: 31 of a head's 96 features cannot turn in pairs"},
       {Patched(kTiny,
-               R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}})"),
-       "partial_rotary_factor: 3 of a head's 4 features cannot turn in pairs"},
+               R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}})"),
+       "partial_rotary_factor = 0.5: heads of this architecture turn whole (1 is accepted)"},
+      {Patched(kTiny, R"({"partial_rotary_factor": 1.0})"), "ok"},
   };
   for (const Case& each : cases) {
     INFO(each.config);

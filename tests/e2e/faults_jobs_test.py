@@ -324,7 +324,7 @@ def test_models_that_are_cut_while_they_are_read_cost_a_wait_and_not_a_bit():
     generator = seeded()
     with House(None, "--workers", "none") as house:
         for i, name in enumerate(CUT_MODELS):
-            add_small_model(house, name, seed=i, hidden=128, layers=6, ffn=512)
+            add_small_model(house, name, seed=i, hidden=256, layers=8, ffn=512)
         add_rows(house, "rows")
         worker = house.start_worker("--threads", 1)
         undisturbed = [house.submit(small_job(model=name, max_steps=3)) for name in CUT_MODELS]

@@ -5,18 +5,6 @@
 namespace lorad::server {
 namespace {
 
-TEST_CASE("a job that is being cancelled keeps the steps that were told, over a crash") {
-  auto [world, job] = MakeRunning();
-  RunUntilStep(*world, job, 7);
-  REQUIRE(world->Call(Named<v1::CancelJobRequest>(job)).ok());
-  REQUIRE(world->StateOf(job) == Job::CANCELLING);
-  const int64_t told = world->Job(job).step();
-  world->CrashCoordinator();
-  CHECK(world->Job(job).step() == told);
-  world->RunUntilState(job, Job::CANCELLED);
-  CHECK(world->Job(job).step() == told);
-}
-
 TEST_CASE("a group is found again wherever the coordinator was killed, and no step is lost") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     INFO("seed " << seed);

@@ -95,6 +95,25 @@ std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
   return absl::StrCat("does not fit beside ", jobs, " in its worker's memory", until);
 }
 
+// Why it gets none of the workers that are idle; empty: there is none, or another reason.
+std::string WhyNotOnIdle(Round& round, const Waiter& job) {
+  std::string text;
+  for (const IdleWorker& idle : round.idle) {
+    if (idle.kept_for != nullptr && idle.kept_for != &job) {
+      return absl::StrCat("worker ", idle.worker->name, " is kept for job ",
+                          idle.kept_for->job->job, ", which needs several");
+    }
+    if (idle.taken) continue;
+    const int64_t needed = round.sizes.AloneOn(job.job_class, idle.worker_kind).bytes[0];
+    if (Fits(needed, idle.worker->budget_bytes)) return "";
+    if (text.empty()) {
+      text = absl::StrCat("needs ", needed, " bytes, and worker ", idle.worker->name,
+                          ", which is idle, offers ", idle.worker->budget_bytes);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 const GroupState* Awaited(Round& round, const Waiter& job) {
@@ -127,8 +146,10 @@ std::string WhyWait(Round& round, const Waiter& job) {
     if (group.base == base) return WhyNotIn(round, group, job);
   }
   if (job.needs != nullptr) return WhyNotTogether(round, job);
-  return absl::StrCat("all workers train other base models (", BaseModels(round),
-                      "); waits until one is free");
+  std::string why = WhyNotOnIdle(round, job);
+  if (why.empty())
+    why = absl::StrCat("all workers train other base models (", BaseModels(round), ")");
+  return absl::StrCat(why, "; waits until one is free");
 }
 
 }  // namespace lorad::planner

@@ -146,6 +146,24 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
                  {Narrow("a", 1)})) == "dissolve #1 g: a");
 }
 
+TEST_CASE("A job that gets none of the idle workers is told why") {
+  const GroupView busy = On("g", {"v"}, {Narrow("x")}, Narrow("x"));
+  QueuedJob other = Narrow("c", 2);
+  other.base_model = "other";
+  CHECK(Text(Of({Node("u"), Busy(Node("v"))}, {busy}, {Wide("a", 1), other}))
+            .find("wait #2: c (worker u is kept for job a, which needs several; waits until one is "
+                  "free)") != std::string::npos);
+  WorkerView small = Node("s");
+  small.budget_bytes = 1 << 20;
+  const std::string text = First(Of({small, Busy(Node("v"))}, {busy}, {other}));
+  CHECK(text.find("wait #1: c (needs ") == 0);
+  CHECK(
+      text.find(" bytes, and worker s, which is idle, offers 1048576; waits until one is free)") !=
+      std::string::npos);
+  CHECK(First(Of({Busy(Node("v"))}, {busy}, {other})) ==
+        "wait #1: c (all workers train other base models (small); waits until one is free)");
+}
+
 TEST_CASE("Several workers have room for microbatches as long as fit, whatever the steps") {
   DeviceShape gpu{.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
   const auto capacity = [&](int64_t step_tokens, int32_t stages, int64_t gib) {

@@ -234,12 +234,12 @@ std::string Compare(const Matrix& got, const Matrix& want, Tolerance tolerance) 
 
 std::string CheckGradient(Random& random, const Matrix& input, const Matrix& gradient,
                           const std::function<double(const Matrix&)>& loss, Tolerance tolerance,
-                          int trials) {
+                          int trials, const Matrix* magnitudes) {
   constexpr double kStep = 1e-5;
   constexpr double kTruncation = 1e-7;  // of the central difference itself, relative to the largest
   double largest = 0;
   for (const double value : gradient.values) largest = std::max(largest, std::fabs(value));
-  const double limit = tolerance.absolute + (tolerance.relative + kTruncation) * largest;
+  const double whole = tolerance.absolute + (tolerance.relative + kTruncation) * largest;
   const int64_t count = static_cast<int64_t>(input.values.size());
   Matrix moved = input;
   for (int trial = 0; trial < trials; ++trial) {
@@ -251,6 +251,7 @@ std::string CheckGradient(Random& random, const Matrix& input, const Matrix& gra
     moved.values[at] = input.values[at];
     const double want = (above - below) / (2 * kStep);
     const double error = std::fabs(gradient.values[at] - want);
+    const double limit = whole + (magnitudes ? 0x1p-23 * magnitudes->values[at] : 0);
     if (!(error <= limit)) {
       return absl::StrCat("element ", at, ": got ", gradient.values[at], ", difference quotient ",
                           want, ", error ", error, " > ", limit);

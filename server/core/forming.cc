@@ -175,7 +175,7 @@ void Core::State::Break(GroupState& group, StageState& stage, const std::string&
 void Core::State::EndBroken(GroupState& group) {
   const std::string why = group.reform_why;
   for (const StageState& stage : group.stages) {
-    if (group.microbatches == 0) ++WorkerOf(stage).joins_failed;
+    if (!group.proven) ++WorkerOf(stage).joins_failed;
   }
   std::vector<std::string> names;
   for (const auto& [name, member] : group.members) names.push_back(name);
@@ -350,6 +350,7 @@ void Core::State::OnReturned(GroupState& group, StageState& stage) {
   if (!std::ranges::all_of(group.stages, &StageState::returned)) return;
   group.adopted++;
   group.formed_us = group.heard_us = turn_.now_us();
+  group.proven = true;
   turn_.Info(absl::StrCat(group.name, ": adopted: all of its workers are back"));
   for (const auto& [name, member] : group.members) {
     JobState* job = jobs_.Find(name);

@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -409,13 +410,14 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
   const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
+  if (&stage == &group.last() && group.stages.size() > 1 && !std::exchange(group.proven, true)) {
+    for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
+  }
   // Of answers: the head sees but their last tokens, and no job is trained.
   if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
   ObserveTimes(group, done);
   if (&stage != &group.last()) return;
-  if (group.microbatches++ == 0) {
-    for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
-  }
+  group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   const bool trains = done.backward_ms() > 0;
   const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));

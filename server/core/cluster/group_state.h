@@ -106,6 +106,7 @@ struct GroupState {
   std::set<std::string> stored_windows = {};  // keys of those at hand (group_records.h)
   int64_t idle_since_us = 0;                  // 0 = it has members
   int64_t formed_us = 0;                      // when it ran first; 0 = it is being formed
+  bool proven = false;                        // a microbatch has gone through all of its stages
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;

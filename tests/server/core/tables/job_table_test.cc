@@ -248,6 +248,26 @@ TEST_CASE("what was stored is taken up, and a place that is taken twice is refus
   }
 }
 
+TEST_CASE("steps that were told are taken up, also of a job that is being cancelled") {
+  const Job::State state = GENERATE(Job::RUNNING, Job::PAUSING, Job::CANCELLING, Job::QUEUED);
+  records::JobRecord record;
+  record.mutable_job()->set_name("a");
+  record.mutable_job()->set_state(state);
+  record.mutable_job()->set_revision(3);
+  record.mutable_job()->set_step(7);
+  record.set_order(1);
+  Job progress = record.job();
+  progress.set_revision(5);
+  progress.set_step(9);
+  StoredState stored;
+  stored.jobs = {{"a", record.SerializeAsString()}};
+  stored.progress = {{"a", progress.SerializeAsString()}};
+  stored.last_revision = 5;
+  Fixture house;
+  REQUIRE(house.jobs.Load(stored).ok());
+  CHECK(house.jobs.Find("a")->job().step() == (state == Job::QUEUED ? 7 : 9));
+}
+
 TEST_CASE("checkpoints of an older version count from the next one on") {
   Fixture house;
   records::JobRecord older;

@@ -211,6 +211,9 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
   absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(
       *directory, source.chat_template ? std::string_view(*source.chat_template) : "");
   if (!model.ok()) return Because("MODEL_UNREADABLE", At(source.model_path, model.status()));
+  if (absl::Status same = directory->CheckUnchanged(); !same.ok()) {
+    return Because("MODEL_UNREADABLE", same);
+  }
   if (absl::Status status = MakeRoom(); !status.ok()) return Because("ROWS_NOT_READ", status);
   const TokenCacheKey key = KeyOf(source);
   auto report = WriteTokenCache(files_, path, *model, key,
@@ -272,6 +275,7 @@ absl::StatusOr<records::RowsSummary> Feed::CheckRows(const RowSource& source,
 absl::StatusOr<Feed::OpenRows> Feed::Rows(const RowSource& source) {
   const std::shared_ptr<Entry> entry = EntryOf(source);
   auto cache = Open(source, *entry);
+  if (absl::IsUnavailable(cache.status())) return Because("ROWS_NOT_READ", cache.status());
   if (!cache.ok()) return NotReady(source, cache.status());
   return OpenRows{entry, *std::move(cache)};
 }

@@ -200,7 +200,7 @@ TEST_CASE("The caches of a dataset are closed when it goes, those of others are 
 
 TEST_CASE("Many threads, little room for open caches: everyone gets the right rows") {
   FeedHouse house;
-  house.options.open_bytes_max = 4 << 20;  // three or so
+  house.options.open_files_max = 3;
   house.options.orders_bytes_max = 40;
   Feed feed(house.options, storage::RealFiles(), house.clock);
   std::vector<std::string> paths;

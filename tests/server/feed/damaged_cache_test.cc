@@ -179,6 +179,12 @@ TEST_CASE("A cache that cannot be opened for want of descriptors is not made aga
   CHECK(Reason(refused) == "ROWS_NOT_READ");
   CHECK(refused.message().find("Too many open files") != std::string::npos);
   CHECK(disk.created == 1);
+  PlanInput input = Input(64);
+  input.trains = {house.Train("a", 1, rows, 1)};
+  const auto planned = feed.Plan(input);
+  REQUIRE(planned.ok());
+  REQUIRE(planned->failures.size() == 1);
+  CHECK(Reason(planned->failures[0].status) == "ROWS_NOT_READ");
   disk.none = false;
   CHECK(feed.CheckRows(house.Source(rows)).ok());
   CHECK(disk.created == 1);

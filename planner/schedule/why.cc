@@ -23,6 +23,11 @@ std::string BaseModels(const Round& round) {
   return names.empty() ? "none" : absl::StrJoin(names, ", ");
 }
 
+std::string NameOf(const Waiter& waiter) {
+  return waiter.job->asks ? absl::StrCat("an ask of '", waiter.job->base_model, "'")
+                          : absl::StrCat("job ", waiter.job->job);
+}
+
 // By the placement that lacks the least.
 std::string WhyNotOnSeveral(const Round& round, const QueuedJob& job) {
   const auto nearest = PlaceAloneNearest(job, round.view.workers, round.view.microbatch_tokens);
@@ -75,10 +80,7 @@ std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
   const std::string name = NameOf(group);
   if (!group.open) return BeingChanged(name);
   if (const Waiter* ahead = round.Ahead(group); ahead != nullptr && ahead != &job) {
-    const std::string who = ahead->job->asks
-                                ? absl::StrCat("an ask of '", ahead->job->base_model, "'")
-                                : absl::StrCat("job ", ahead->job->job);
-    return absl::StrCat("behind ", who, ", for which ", name, " is draining");
+    return absl::StrCat("behind ", NameOf(*ahead), ", for which ", name, " is draining");
   }
   if (group.full()) return absl::StrCat(name, " is full");
   const GroupShape shape =
@@ -100,8 +102,8 @@ std::string WhyNotOnIdle(Round& round, const Waiter& job) {
   std::string text;
   for (const IdleWorker& idle : round.idle) {
     if (idle.kept_for != nullptr && idle.kept_for != &job) {
-      return absl::StrCat("worker ", idle.worker->name, " is kept for job ",
-                          idle.kept_for->job->job, ", which needs several");
+      return absl::StrCat("worker ", idle.worker->name, " is kept for ", NameOf(*idle.kept_for),
+                          ", which needs several");
     }
     if (idle.taken) continue;
     const int64_t needed = round.sizes.AloneOn(job.job_class, idle.worker_kind).bytes[0];

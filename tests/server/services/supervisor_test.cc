@@ -139,7 +139,7 @@ TEST_CASE("stopping ends workers, stubborn ones too, and starts none again") {
   talk.Await("w-stay: here");
   talk.Await("w-stubborn: here");
   const std::vector<int64_t> pids = supervisor.pids();
-  supervisor.Stop(absl::Milliseconds(500));  // what a signal may take to end one that obeys it
+  supervisor.Stop(absl::Seconds(5));  // what a signal may take to end one that obeys it
   talk.Await("w-stay was ended by signal 15");
   talk.Await("w-stubborn was ended by signal 9");
   CHECK(!Alive(pids[0]));

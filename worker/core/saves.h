@@ -11,7 +11,7 @@ namespace lorad::worker {
 
 // The shards that lie in staging memory, one a job, and the tries to bring them to the coordinator:
 // a few at once, those that were staged first before others, each again with growing pauses until
-// it is there, is refused, or is given up. Times in ms. Threads: one.
+// it is there, is not wanted, or is given up. Times in ms. Threads: one.
 class Saves {
  public:
   static constexpr int kTriesAtOnce = 4;

@@ -47,11 +47,11 @@ struct CoreOptions {
 // held is the coordinator's defect: GroupFailed{BAD_WINDOW}, and nothing of that epoch is executed
 // any more.
 //
-// Saves: a shard is sent until the coordinator has it or does not want it, a few jobs' at once. A Save
-// that finds its job's staging memory in use is put off to the next moment at which the job is
+// Saves: a shard is sent until the coordinator has it or does not want it, a few jobs' at once. A
+// Save that finds its job's staging memory in use is put off to the next moment at which the job is
 // still at that step; the job's next Step waits for it as long as the shard before it is within its
-// first try, and after that the save is lost for what follows. A slot is freed behind its shard,
-// at the end of its window at the latest; that is tried no second time, and a save that was put off
+// first try, and after that the save is lost for what follows. A slot is freed behind its shard, at
+// the end of its window at the latest; that is tried no second time, and a save that was put off
 // behind it is lost.
 class WorkerCore {
  public:

@@ -16,12 +16,14 @@ absl::StatusOr<std::shared_ptr<const AskedModel>> AskedModels::Get(const v1::Mod
     kept_.splice(kept_.begin(), kept_, found);
     return kept_.front().second;
   }
-  absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(model.path());
+  absl::StatusOr<storage::ModelDirectory> directory =
+      storage::ModelDirectory::OpenRegistered(model.path(), model.fingerprint());
   if (!directory.ok()) return directory.status();
   absl::StatusOr<storage::TextModel> text =
       storage::LoadTextModel(*directory, model.chat_template());
   if (!text.ok()) return text.status();
   std::vector<int32_t> ends = storage::EndTokens(*directory, *text);
+  if (absl::Status same = directory->CheckUnchanged(); !same.ok()) return same;
   kept_.emplace_front(key, std::make_shared<const AskedModel>(AskedModel{
                                *std::move(directory), *std::move(text), std::move(ends)}));
   if (kept_.size() > kAskedModelsKept) kept_.pop_back();

@@ -28,8 +28,9 @@ struct AskedModel {
 
 class AskedModels {
  public:
-  // Of the model as it was registered. Reads its files where it is not one of the kAskedModelsKept
-  // that were asked last: for a thread that may. Any thread; one reads at a time.
+  // Of the model as it was registered: FAILED_PRECONDITION (MODEL_CHANGED) where its files are
+  // others now. Reads them where it is not one of the kAskedModelsKept that were asked last: for a
+  // thread that may. Any thread; one reads at a time.
   absl::StatusOr<std::shared_ptr<const AskedModel>> Get(const v1::Model& model);
 
  private:

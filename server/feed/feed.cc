@@ -190,14 +190,8 @@ std::shared_ptr<const std::vector<int64_t>> Feed::OrderOf(const OrderKey& key) {
 absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
                                                       const std::atomic<bool>* cancelled) {
   absl::StatusOr<storage::ModelDirectory> directory =
-      storage::ModelDirectory::Open(source.model_path);
+      storage::ModelDirectory::OpenRegistered(source.model_path, source.model_fingerprint);
   if (!directory.ok()) return Because("MODEL_UNREADABLE", directory.status());
-  if (directory->fingerprint() != source.model_fingerprint) {
-    return Because("MODEL_CHANGED", absl::FailedPreconditionError(absl::StrCat(
-                                        "the files of ", source.model_path,
-                                        " are not those that were registered; register the model "
-                                        "again")));
-  }
   const std::string path = storage::JoinPath(options_.data_dir, source.dataset_path);
   const absl::StatusOr<std::string> hash = HashOfFile(files_, path);
   if (!hash.ok()) return Because("DATASET_UNREADABLE", hash.status());

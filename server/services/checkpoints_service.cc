@@ -19,7 +19,6 @@
 #include "storage/adapters/merged_model.h"
 #include "storage/files/files.h"
 #include "storage/files/sha256.h"
-#include "storage/models/model_directory.h"
 
 namespace lorad::server {
 namespace {
@@ -140,7 +139,6 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
 // A merge before any byte of it is made.
 struct Merge {
   v1::Merged description;
-  v1::Model model;
   std::unique_ptr<storage::MergedModel> merged;
 };
 
@@ -194,7 +192,6 @@ absl::StatusOr<Merge> OpenMerge(Driver& driver, Hold& hold, const std::string& j
     listed->set_name(file.name);
     listed->set_size_bytes(static_cast<int64_t>(file.size_bytes));
   }
-  merge.model = *std::move(model);
   merge.merged = std::make_unique<storage::MergedModel>(*std::move(merged));
   return merge;
 }
@@ -217,14 +214,11 @@ class MergedSource final : public Source<v1::DownloadMergedResponse> {
 
  private:
   absl::Status Open();
-  // Whether the base is still what the merge began with.
-  absl::Status CheckUnchanged() const;
 
   Driver& driver_;
   const v1::DownloadMergedRequest request_;
   Hold hold_;
   std::unique_ptr<storage::MergedModel> merged_;  // null before the first message
-  std::string model_path_, fingerprint_;
   int64_t size_ = 0;
   int64_t offset_ = 0;
   bool ended_ = false;
@@ -255,19 +249,8 @@ absl::Status MergedSource::Open() {
                               " bytes, got ", offset_));
   }
   size_ = file->size_bytes();
-  model_path_ = merge->model.path();
-  fingerprint_ = merge->model.fingerprint();
   merged_ = std::move(merge->merged);
   return absl::OkStatus();
-}
-
-absl::Status MergedSource::CheckUnchanged() const {
-  const absl::StatusOr<storage::ModelDirectory> now = storage::ModelDirectory::Open(model_path_);
-  if (now.ok() && now->fingerprint() == fingerprint_) return absl::OkStatus();
-  return PreconditionFailed("MODEL_CHANGED", model_path_,
-                            absl::StrCat("the files of ", model_path_,
-                                         " were changed while they were merged: what came is of no "
-                                         "use; register the model again"));
 }
 
 absl::StatusOr<bool> MergedSource::Next(v1::DownloadMergedResponse* response) {
@@ -284,7 +267,7 @@ absl::StatusOr<bool> MergedSource::Next(v1::DownloadMergedResponse* response) {
   offset_ += length;
   response->set_chunk(*std::move(bytes));
   if (offset_ < size_) return true;
-  if (absl::Status status = CheckUnchanged(); !status.ok()) return status;
+  if (absl::Status status = merged_->CheckUnchanged(); !status.ok()) return status;
   response->set_sha256(hash_.HexDigest());
   ended_ = true;
   return true;

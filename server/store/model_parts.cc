@@ -26,14 +26,9 @@ void KnownModelParts::Keep(const std::string& fingerprint, ModelParts parts) {
 
 absl::StatusOr<std::unique_ptr<ModelPartsReader>> ModelPartsReader::Open(
     const std::string& path, const std::string& fingerprint, KnownModelParts& known) {
-  absl::StatusOr<storage::ModelDirectory> directory = storage::ModelDirectory::Open(path);
+  absl::StatusOr<storage::ModelDirectory> directory =
+      storage::ModelDirectory::OpenRegistered(path, fingerprint);
   if (!directory.ok()) return directory.status();
-  if (directory->fingerprint() != fingerprint) {
-    return PreconditionFailed(
-        "MODEL_CHANGED", path,
-        absl::StrCat("the files of ", path,
-                     " are not those that were registered; register the model again"));
-  }
   return std::unique_ptr<ModelPartsReader>(new ModelPartsReader(*std::move(directory), known));
 }
 

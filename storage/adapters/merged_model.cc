@@ -37,14 +37,9 @@ absl::StatusOr<MergedModel> MergedModel::Open(const std::string& model_directory
                                               std::string_view fingerprint,
                                               const std::string& adapter_directory,
                                               std::string_view chat_template, Files& files) {
-  absl::StatusOr<ModelDirectory> model = ModelDirectory::Open(model_directory);
+  absl::StatusOr<ModelDirectory> model =
+      ModelDirectory::OpenRegistered(model_directory, fingerprint);
   if (!model.ok()) return model.status();
-  if (model->fingerprint() != fingerprint) {
-    return WithReason(absl::StatusCode::kFailedPrecondition, "MODEL_CHANGED",
-                      absl::StrCat("the files of ", model_directory,
-                                   " are not those that were registered; put them back, or "
-                                   "register the model again"));
-  }
   absl::StatusOr<PeftAdapter> adapter = PeftAdapter::Open(adapter_directory, files);
   if (!adapter.ok()) return adapter.status();
   if (absl::Status status = adapter->CheckFits(model->description()); !status.ok()) {

@@ -44,6 +44,9 @@ class MergedModel {
   // become shorter.
   absl::StatusOr<std::string> Read(std::string_view file, uint64_t offset, uint64_t length);
 
+  // Whether the base model's files are those that were opened (ModelDirectory::CheckUnchanged).
+  absl::Status CheckUnchanged() const { return model_.CheckUnchanged(); }
+
  private:
   // A matrix of a weight file that the adapter changes.
   struct Patch {

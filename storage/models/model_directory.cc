@@ -154,12 +154,24 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path) {
   return directory;
 }
 
+absl::StatusOr<ModelDirectory> ModelDirectory::OpenRegistered(const std::string& path,
+                                                              std::string_view fingerprint) {
+  absl::StatusOr<ModelDirectory> directory = Open(path);
+  if (!directory.ok() || directory->fingerprint() == fingerprint) return directory;
+  return WithReason(absl::StatusCode::kFailedPrecondition, "MODEL_CHANGED",
+                    absl::StrCat("the files of ", path,
+                                 " are not those that were registered; put them back, or register "
+                                 "the model again"));
+}
+
 absl::Status ModelDirectory::CheckUnchanged() const {
   const absl::StatusOr<ModelDirectory> now = Open(path_);
   if (!now.ok()) return now.status();
   if (now->fingerprint() == fingerprint_) return absl::OkStatus();
   return WithReason(absl::StatusCode::kFailedPrecondition, "MODEL_CHANGED",
-                    absl::StrCat("the files of ", path_, " were changed while they were read"));
+                    absl::StrCat("the files of ", path_,
+                                 " were changed while they were read, so what came of them is of "
+                                 "no use; put them back, or register the model again"));
 }
 
 absl::Status ModelDirectory::OpenWeights() {

@@ -24,6 +24,10 @@ class ModelDirectory {
   // shape, wrong type. Reasons: MODEL_NOT_FOUND, MODEL_UNSUPPORTED, MODEL_INVALID,
   // SAFETENSORS_INVALID.
   static absl::StatusOr<ModelDirectory> Open(const std::string& path);
+  // Likewise, and FAILED_PRECONDITION (MODEL_CHANGED) where its fingerprint is not that with which
+  // it was registered.
+  static absl::StatusOr<ModelDirectory> OpenRegistered(const std::string& path,
+                                                       std::string_view fingerprint);
 
   const std::string& path() const { return path_; }
   const ModelDescription& description() const { return description_; }

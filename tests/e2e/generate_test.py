@@ -128,6 +128,9 @@ def test_what_cannot_be_asked():
         bare = write_model(house.folder / "bare", tokenizer=True)
         house.lora("model", "add", "bare", "--path", bare)
         assert "all must be of one base model" in refused("INVALID_FIELDS", "tiny", "a", "--with", "bare")
+        tokenizer = bare / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text() + " ")
+        assert "put them back, or register the model again" in refused("MODEL_CHANGED", "bare", "a", "--raw")
         longest = answer(house, "tiny", "a" * 250, "--raw", "--max-tokens", "100")
         assert longest["completion_tokens"] <= 7, "256 positions: 6 more, and a token that needs none"
         assert f"ask '{job}/2'" in refused_usage(house, f"{job}/02", "a")

@@ -3,6 +3,8 @@
 #include <array>
 #include <cassert>
 
+#include "server/errors/errors.h"
+
 namespace lorad::server {
 namespace {
 
@@ -63,8 +65,7 @@ v1::JobError::Category CategoryOf(FailureKind kind) {
 }
 
 std::string ReasonOf(const absl::Status& status, const std::string& otherwise) {
-  if (const auto reason = status.GetPayload("lorad/reason")) return std::string(*reason);
-  return absl::IsResourceExhausted(status) ? "DISK_FULL" : otherwise;
+  return Reason(WithReason(status, absl::IsResourceExhausted(status) ? "DISK_FULL" : otherwise));
 }
 
 }  // namespace lorad::server

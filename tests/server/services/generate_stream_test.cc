@@ -5,6 +5,7 @@
 
 #include "lorad/v1/adapters.grpc.pb.h"
 #include "server/errors/errors.h"
+#include "storage/models/model_directory.h"
 #include "tests/server/services/api_fixture.h"
 
 namespace lorad::server {
@@ -58,6 +59,7 @@ struct GenerateFixture : ApiFixture {
       v1::Model model;
       model.set_name("m");
       model.set_path(std::filesystem::canonical("tests/golden/llama_gqa_untied/model").string());
+      model.set_fingerprint(storage::ModelDirectory::Open(model.path()).value().fingerprint());
       model.set_max_position_embeddings(32);
       return Reply(model);
     }

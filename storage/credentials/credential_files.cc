@@ -57,12 +57,15 @@ absl::StatusOr<std::string> ReadPrivate(Files& files, const std::string& path, c
 }
 
 // AtomicWrite, into a file that is made now: what lies at its temporary path may be open to others.
+// Where it fails no copy of the key is left there.
 absl::Status WritePrivate(Files& files, const std::string& path, const std::string& text) {
   const std::string temporary = absl::StrCat(path, ".tmp");
   if (files.Exists(temporary) || files.IsLink(temporary)) {
     if (absl::Status status = files.Remove(temporary); !status.ok()) return status;
   }
-  return AtomicWrite(files, path, text);
+  absl::Status written = AtomicWrite(files, path, text);
+  if (!written.ok()) files.Remove(temporary).IgnoreError();
+  return written;
 }
 
 absl::Status Broken(const std::string& path, const Kind& kind, const absl::Status& why) {

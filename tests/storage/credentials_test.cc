@@ -218,6 +218,11 @@ TEST_CASE("a bundle is one file, and its errors say what mends them") {
   CHECK(ModeOf(path) == 0600);
   CHECK(folder.Read("elsewhere") == "untouched");
 
+  // Where it cannot be put into its place, its key is left nowhere.
+  std::filesystem::create_directory(folder / "taken.pem");
+  CHECK_FALSE(WriteBundle(files, folder / "taken.pem", *bundle, true).ok());
+  CHECK_FALSE(std::filesystem::exists(folder / "taken.pem.tmp"));
+
   chmod(path.c_str(), 0604);
   Has(Text(ReadBundle(files, path).status()), "has mode 0604: `chmod 600 ");
   chmod(path.c_str(), 0600);

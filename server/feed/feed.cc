@@ -11,7 +11,6 @@
 #include "server/feed/row_order.h"
 #include "storage/datasets/dataset_encode.h"
 #include "storage/files/errors.h"
-#include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
 
 namespace lorad::server::feed {
@@ -19,7 +18,6 @@ namespace {
 
 using storage::At;
 
-constexpr uint64_t kHashChunkBytes = 1 << 20;
 // Of the lines of bad rows in a summary: it becomes part of an error, and those travel in 8 KiB.
 constexpr size_t kLinesBytesMax = 2000;
 
@@ -62,17 +60,6 @@ absl::Status NotReady(const RowSource& source, const absl::Status& status) {
   return Because("ROWS_NOT_READY",
                  absl::UnavailableError(absl::StrCat("the tokens of dataset '", source.dataset,
                                                      "' are made again: ", status.message())));
-}
-
-absl::StatusOr<std::string> HashOfFile(storage::Files& files, const std::string& path) {
-  storage::Sha256 hash;
-  for (uint64_t offset = 0;;) {
-    absl::StatusOr<std::string> chunk = files.ReadRange(path, offset, kHashChunkBytes);
-    if (!chunk.ok()) return chunk.status();
-    hash.Update(*chunk);
-    offset += chunk->size();
-    if (chunk->size() < kHashChunkBytes) return hash.HexDigest();
-  }
 }
 
 records::RowsSummary Summarize(const storage::DatasetReport& report) {
@@ -192,16 +179,6 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
   absl::StatusOr<storage::ModelDirectory> directory =
       storage::ModelDirectory::OpenRegistered(source.model_path, source.model_fingerprint);
   if (!directory.ok()) return Because("MODEL_UNREADABLE", directory.status());
-  const std::string path = storage::JoinPath(options_.data_dir, source.dataset_path);
-  const absl::StatusOr<std::string> hash = HashOfFile(files_, path);
-  if (!hash.ok()) return Because("DATASET_UNREADABLE", hash.status());
-  if (*hash != source.dataset_sha256) {
-    return Because("DATASET_CHANGED",
-                   absl::DataLossError(absl::StrCat(
-                       path, ": the file of dataset '", source.dataset,
-                       "' is not what was uploaded any more; delete the dataset and upload it "
-                       "again, or put the file back from a backup and submit the job again")));
-  }
   absl::StatusOr<storage::TextModel> model = storage::LoadTextModel(
       *directory, source.chat_template ? std::string_view(*source.chat_template) : "");
   if (!model.ok()) return Because("MODEL_UNREADABLE", At(source.model_path, model.status()));
@@ -210,8 +187,9 @@ absl::StatusOr<storage::DatasetReport> Feed::Tokenize(const RowSource& source,
   }
   if (absl::Status status = MakeRoom(); !status.ok()) return Because("ROWS_NOT_READ", status);
   const TokenCacheKey key = KeyOf(source);
-  auto report = WriteTokenCache(files_, path, *model, key,
-                                storage::JoinPath(options_.cache_dir, key.FileName()), cancelled);
+  auto report =
+      WriteTokenCache(files_, storage::JoinPath(options_.data_dir, source.dataset_path), *model,
+                      key, storage::JoinPath(options_.cache_dir, key.FileName()), cancelled);
   if (report.ok()) return report;
   return Because("ROWS_NOT_READ", At(absl::StrCat("dataset ", source.dataset), report.status()));
 }

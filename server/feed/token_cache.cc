@@ -148,7 +148,7 @@ absl::StatusOr<storage::DatasetReport> WriteRows(Files& files, const std::string
         return absl::OkStatus();
       });
   absl::StatusOr<storage::DatasetReport> report = storage::ScanDataset(
-      files, dataset_path, {},
+      files, dataset_path, key.dataset_sha256, {},
       [&](int64_t row, int64_t line, const storage::DatasetRow& content) {
         return encoder.Encode(row, line, content);
       },

@@ -69,7 +69,8 @@ class TokenCache {
 };
 
 // Tokenizes the dataset into `path` (temporary file, fsync, rename). The report says which rows are
-// bad; where any is, no cache is written. CANCELLED once `cancel` is set.
+// bad; where any is, no cache is written. Errors of ScanDataset, DATASET_CHANGED among them: the
+// file's bytes are not the key's. CANCELLED once `cancel` is set.
 absl::StatusOr<storage::DatasetReport> WriteTokenCache(
     storage::Files& files, const std::string& dataset_path, const storage::TextModel& model,
     const TokenCacheKey& key, const std::string& path, const std::atomic<bool>* cancel = nullptr);

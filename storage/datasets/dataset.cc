@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::storage {
 namespace {
@@ -182,18 +183,33 @@ void DatasetScanner::AddError(std::string reason) {
   }
 }
 
+// The file may change at any time, so what is hashed is what is scanned, to the end.
 absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
-                                          const DatasetLimits& limits, DatasetScanner::OnRow on_row,
+                                          std::string_view sha256, const DatasetLimits& limits,
+                                          DatasetScanner::OnRow on_row,
                                           const std::atomic<bool>* cancel) {
   DatasetScanner scanner(limits, std::move(on_row));
+  Sha256 hash;
+  absl::Status status;
   for (uint64_t offset = 0;;) {
     if (cancel != nullptr && *cancel) return absl::CancelledError(path + ": no longer wanted");
     absl::StatusOr<std::string> chunk = files.ReadRange(path, offset, kChunkBytes);
-    if (!chunk.ok()) return chunk.status();
-    if (absl::Status status = scanner.Add(*chunk); !status.ok()) return status;
+    if (!chunk.ok()) {
+      return WithReason(chunk.status().code(), "DATASET_UNREADABLE",
+                        std::string(chunk.status().message()));
+    }
+    hash.Update(*chunk);
+    if (status.ok()) status = scanner.Add(*chunk);
     offset += chunk->size();
     if (chunk->size() < kChunkBytes) break;
   }
+  if (hash.HexDigest() != sha256) {
+    return WithReason(absl::StatusCode::kDataLoss, "DATASET_CHANGED",
+                      absl::StrCat(path,
+                                   ": the file is not what was uploaded any more; put it back "
+                                   "from a backup, or delete the dataset and upload it again"));
+  }
+  if (!status.ok()) return status;
   return scanner.Finish();
 }
 

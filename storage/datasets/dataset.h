@@ -139,9 +139,12 @@ class DatasetScanner {
   size_t kind_ = 0;         // index in DatasetRow of that row
 };
 
-// Runs a whole file through a scanner, 1 MiB at a time. CANCELLED once `cancel` is set.
+// Runs a whole file through a scanner, 1 MiB at a time. DATA_LOSS (reason DATASET_CHANGED) where
+// the bytes that it was given are not those of `sha256`: then neither its report nor an error of a
+// row is one of the dataset, and what `on_row` was given is of no use. DATASET_UNREADABLE;
+// CANCELLED once `cancel` is set.
 absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
-                                          const DatasetLimits& limits = {},
+                                          std::string_view sha256, const DatasetLimits& limits = {},
                                           DatasetScanner::OnRow on_row = nullptr,
                                           const std::atomic<bool>* cancel = nullptr);
 

@@ -6,6 +6,7 @@
 
 #include "storage/files/errors.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 #include "tests/storage/temp_directory.h"
 
 namespace lorad::storage {
@@ -337,11 +338,20 @@ TEST_CASE("Good rows are handed on with their numbers; what comes back is the ro
 
 TEST_CASE("A file on disk, and one that is not there") {
   const TempDirectory directory;
-  const std::string path = directory.Write("a.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n");
-  const auto report = ScanDataset(RealFiles(), path);
+  const std::string rows = "{\"text\":\"a\"}\n{\"text\":\"b\"}\n";
+  const std::string path = directory.Write("a.jsonl", rows);
+  const std::string sha256 = Sha256::Of(rows);
+  const auto report = ScanDataset(RealFiles(), path, sha256);
   REQUIRE(report.ok());
   CHECK(Text(*report) == "text 2 rows");
-  CHECK(absl::IsNotFound(ScanDataset(RealFiles(), path + "x").status()));
+  CHECK(absl::IsNotFound(ScanDataset(RealFiles(), path + "x", sha256).status()));
+  // Other bytes, whether they are rows or not, and within the limits or not.
+  for (const std::string& other : {rows + rows, std::string("{\n"), rows + std::string(99, ' ')}) {
+    directory.Write("a.jsonl", other);
+    const DatasetLimits limits{.file_bytes = std::ssize(rows)};
+    const auto changed = ScanDataset(RealFiles(), path, sha256, limits);
+    CHECK(ReasonOf(changed.status()) == "DATASET_CHANGED");
+  }
 }
 
 // Valid rows with bytes changed, cut or doubled: always a row or a reason, never anything else, and

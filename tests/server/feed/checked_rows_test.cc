@@ -6,6 +6,7 @@
 
 #include "server/feed/feed.h"
 #include "tests/server/feed/feed_house.h"
+#include "tests/server/services/full_disk.h"
 
 namespace lorad::server::feed {
 namespace {
@@ -71,6 +72,39 @@ TEST_CASE("Rows without a trained token are all named, or left out and counted")
   CHECK(skipped->rows() == 2);
   CHECK(skipped->skipped_rows() == 3);
   CHECK(skipped->tokens() == 4);
+}
+
+// Another text in the place of the dataset's in its n-th read: it was changed and put back.
+class ChangedOnce final : public FullDisk {
+ public:
+  ChangedOnce(int nth, std::string other)
+      : FullDisk(int64_t{1} << 30), left_(nth), other_(std::move(other)) {}
+
+  absl::StatusOr<std::string> ReadRange(const std::string& path, uint64_t offset,
+                                        uint64_t length) override {
+    if (path.ends_with("a.jsonl") && left_-- == 1) return other_;
+    return FullDisk::ReadRange(path, offset, length);
+  }
+
+ private:
+  int left_;
+  const std::string other_;
+};
+
+TEST_CASE(
+    "A dataset that is changed while it is read, and put back, leaves no rows and no verdict") {
+  const auto* const other = GENERATE("{\"input_ids\":[1,1],\"labels\":[1,1]}\n", "no row\n");
+  const int nth = GENERATE(1, 2, 3);
+  FeedHouse house;
+  const RowSource source = house.Source(house.AddTokens("a.jsonl", {3, 9}));
+  ChangedOnce files(nth, other);
+  Feed feed(house.options, files, house.clock);
+  const auto first = feed.CheckRows(source);
+  if (!first.ok()) CHECK(Reason(first.status()) == "DATASET_CHANGED");
+  const auto rows = feed.CheckRows(source);
+  REQUIRE(rows.ok());
+  CHECK(rows->error_count() == 0);
+  CHECK(rows->tokens() == 12);
 }
 
 TEST_CASE("Rows are those that were acknowledged, or none: reasons of what stands in the way") {

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
 #include "tests/server/feed/house.h"
 
@@ -17,6 +18,8 @@ struct Cached : House {
     REQUIRE(opened.status().message() == "");
     auto text_model = storage::LoadTextModel(*opened);
     REQUIRE(text_model.ok());
+    const auto bytes = storage::RealFiles().ReadAll(directory / dataset, 1 << 20);
+    key.dataset_sha256 = storage::Sha256::Of(bytes.value_or(""));
     return WriteTokenCache(storage::RealFiles(), directory / dataset, *text_model, key, path);
   }
 };

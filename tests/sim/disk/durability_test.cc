@@ -14,6 +14,7 @@
 #include "server/store/file_effects.h"
 #include "server/store/startup.h"
 #include "storage/adapters/checkpoint.h"
+#include "storage/files/sha256.h"
 #include "storage/job_store.h"
 #include "storage/models/model_directory.h"
 #include "tests/server/feed/house.h"
@@ -180,8 +181,8 @@ Operation OfTokenCache(const server::feed::House& house) {
   REQUIRE(directory.ok());
   auto model = storage::LoadTextModel(*directory);
   REQUIRE(model.ok());
-  const server::feed::TokenCacheKey key{"dataset", "model", {.max_length = 100}};
   const std::string rows = house.directory.Read("rows.jsonl");
+  const server::feed::TokenCacheKey key{storage::Sha256::Of(rows), "model", {.max_length = 100}};
   return {"WriteTokenCache",
           [rows](SimDisk& disk) {
             SimFiles files(disk);

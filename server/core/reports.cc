@@ -382,8 +382,7 @@ void Core::State::MaybeFinish(JobState& job) {
   const v1::Job& view = job.job();
   if (job.state() != v1::Job::FINALIZING) return;
   if (view.last_checkpoint_step() != EndStep(view)) return;
-  const bool evaluates = EvaluationDue(view, EndStep(view));
-  if (evaluates && job.record.evaluated_end() <= view.total_steps()) return;
+  if (HasEvaluationsLeft(job)) return;
   GroupState* group = GroupOf(job);
   jobs_.Transition(job, v1::Job::SUCCEEDED, WhatItHas(view));
   NoteEnd(job);

@@ -6,9 +6,20 @@
 #include "server/core/rules/due.h"
 
 namespace lorad::server {
+namespace {
+
+int64_t FirstStep(const JobState& job) {
+  return std::max(job.job().step(), job.record.evaluated_end());
+}
+
+}  // namespace
+
+bool HasEvaluationsLeft(const JobState& job) {
+  return EvaluationsDue(job.job(), FirstStep(job)) > 0;
+}
 
 planner::EvaluationWork EvaluationsLeft(const JobState& job, int64_t part_sequences) {
-  const int64_t first_step = std::max(job.job().step(), job.record.evaluated_end());
+  const int64_t first_step = FirstStep(job);
   const int64_t evaluations = EvaluationsDue(job.job(), first_step);
   const int64_t of_each = job.record.validation_rows();
   if (evaluations == 0 || of_each == 0) return {};

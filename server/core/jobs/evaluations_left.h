@@ -8,6 +8,9 @@
 
 namespace lorad::server {
 
+// Whether one is due from its step on that is not persisted yet.
+bool HasEvaluationsLeft(const JobState& job);
+
 // Those due from its step on that are not persisted yet, less what is done of the one that is under
 // way, in parts of so many sequences. Of a record that an older version wrote no tokens are known.
 planner::EvaluationWork EvaluationsLeft(const JobState& job, int64_t part_sequences);

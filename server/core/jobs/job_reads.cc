@@ -2,6 +2,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/jobs/evaluations_left.h"
 #include "server/core/jobs/job_progress.h"
 #include "server/core/jobs/job_table.h"
 #include "server/core/rules/job_states.h"
@@ -18,6 +19,13 @@ namespace {
 constexpr int64_t kListWorkMax = 8'000;
 constexpr int64_t kReadWork = 16;
 
+// All else is done, but the checkpoint that it is to leave could not be written or sent so far.
+bool WaitsForItsSave(const JobState& job) {
+  const bool leaves = job.state() == v1::Job::PAUSING ||
+                      (job.state() == v1::Job::FINALIZING && !HasEvaluationsLeft(job));
+  return leaves && job.unwritten_step > 0 && job.unwritten_step == job.job().step();
+}
+
 }  // namespace
 
 v1::Job JobTable::View(const JobState& state) const {
@@ -33,13 +41,20 @@ v1::Job JobTable::View(const JobState& state) const {
   }
   const GroupState* group = groups_.Find(job.group());
   if (group && IsPlaced(job.state())) job.set_packed_with(GroupTable::OthersIn(*group));
-  ShowStalled(&job);
+  ShowStalled(&state, &job);
   return job;
 }
 
-void JobTable::ShowStalled(v1::Job* job) const {
-  if (turn_.room().ok() || !IsPlaced(job->state())) return;
-  job->set_stalled(std::string(turn_.room().message()));
+void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
+  if (!IsPlaced(job->state())) return;
+  if (!turn_.room().ok()) {
+    job->set_stalled(std::string(turn_.room().message()));
+  } else if (state && WaitsForItsSave(*state)) {
+    job->set_stalled(absl::StrCat("the checkpoint of step ", job->step(),
+                                  ", its last, is not written yet; its events say why"));
+  } else {
+    return;
+  }
   job->clear_tokens_per_second();
   job->clear_seconds_left();
 }
@@ -79,7 +94,7 @@ void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
       if (response.jobs_size() == page_size) break;
       if (content.view() == v1::ListJobsRequest::SUMMARY) {
         *response.add_jobs() = SummaryOf(*job);
-        ShowStalled(response.mutable_jobs(response.jobs_size() - 1));
+        ShowStalled(entry->second.job, response.mutable_jobs(response.jobs_size() - 1));
       } else if (entry->second.job) {
         *response.add_jobs() = View(*entry->second.job);
       } else {

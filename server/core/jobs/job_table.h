@@ -153,8 +153,8 @@ class JobTable {
   // ---- requests that it answers by itself, and what they show (job_reads.cc) ----
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
-  // That it waits where it is, if it does.
-  void ShowStalled(v1::Job* job) const;
+  // That it waits where it is, if it does. `state`: null where its record alone is kept.
+  void ShowStalled(const JobState* state, v1::Job* job) const;
   void On(uint64_t request, const v1::GetJobRequest& content) const;
   void On(uint64_t request, const v1::ListJobsRequest& content) const;
   void On(uint64_t request, const SnapshotJobs& content) const;

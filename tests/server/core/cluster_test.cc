@@ -245,6 +245,7 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   Job content = World::NewJob();
   content.mutable_training()->set_checkpoint_every_steps(0);
   const std::string job = world->Submit(content);
+  CHECK(world->Job(job).stalled().empty());
   world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
   world->RunUntilState(job, Job::FINALIZING);
   world->Settle();
@@ -253,6 +254,8 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   world->Sleep(10'000'000);  // it is tried again, and told of once
   const auto events = world->Events(job);
   CHECK(std::ranges::count(events, "CHECKPOINT_NOT_WRITTEN", &v1::Event::reason) == 1);
+  CHECK_THAT(world->Job(job).stalled(), Catch::StartsWith("the checkpoint of step 6, its last,"));
+  CHECK_FALSE(world->Job(job).has_seconds_left());
   // Asked for again after a while, also where the worker has given up.
   world->FailSaves(absl::OkStatus());
   world->RunUntilState(job, Job::SUCCEEDED);

@@ -52,7 +52,7 @@ void Core::State::OnContentRead(const ContentRead& read) {
   if (read.status.ok()) {
     const std::string said = absl::StrCat("worker '", look.worker, "' said of ", look.content,
                                           ", which is whole: ", look.message);
-    if (!SaysItIsBad(look.reason)) return TakeFailure(*job, look.reason, look.message);
+    if (!SaysItIsBad(look.reason)) return Postpone(*job, look.reason, look.message);
     if (WorkerState* worker = cluster_.Find(look.worker)) cluster_.RestAsLiar(*worker, said);
     return Postpone(*job, kSlotLoad, said);
   }

@@ -147,7 +147,7 @@ void Core::State::OnGroupFailed(GroupState& group, StageState& stage,
     if (failed.reason() == kMemory) {
       TakeTooLarge(*job, group, stage.worker, message);
     } else {
-      TakeFailure(*job, failed.reason(), message);
+      Postpone(*job, failed.reason(), message);
     }
   }
   Dissolve(group, message);

@@ -211,7 +211,7 @@ void Core::State::OnSlotFailed(GroupState& group, StageState& stage,
     } else if (!content.empty()) {
       LookAtContent(*job, stage.worker, failed.reason(), message);
     } else {
-      TakeFailure(*job, failed.reason(), message);
+      Postpone(*job, failed.reason(), message);
     }
   }
   if (group.stages.size() > 1) {

@@ -262,8 +262,9 @@ class Core::State {
   void OnRoom(const RoomChanged& room);
 
   // ---- passing.cc ----
-  // The job has met this failure: it is postponed where that passes, else FAILED by its kind
-  // (failures.h). REQUIRES, here and below: it is live and not CANCELLING.
+  // The job has met this failure, which is our own finding: it is postponed where that passes, else
+  // FAILED by its kind (failures.h). A worker's word alone fails no job: Postpone. REQUIRES, here
+  // and below: it is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
   // By the worker's word the group, or the slot, needs more memory than was counted.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,

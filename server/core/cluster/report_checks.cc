@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/group_state.h"
+#include "server/core/rules/failures.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
 #include "server/validation/names.h"
@@ -81,8 +82,14 @@ std::string Check(const wire::Connected& connected, const GroupState& group,
              : absl::StrCat("Connected in ", connected.connect_seconds(), " s");
 }
 
+// Nothing, where it is one that a worker may have.
+std::string CheckReason(const std::string& what, const std::string& reason) {
+  if (!IsReason(reason)) return what + " without a reason";
+  return IsWorkers(reason) ? "" : absl::StrCat(what, " by ", reason, ", which no worker finds out");
+}
+
 std::string Check(const wire::GroupFailed& failed) {
-  return IsReason(failed.reason()) ? "" : "GroupFailed without a reason";
+  return CheckReason("GroupFailed", failed.reason());
 }
 
 std::string Check(const wire::SlotLoaded& loaded, const StageState& stage) {
@@ -99,7 +106,7 @@ std::string Check(const wire::SlotFailed& failed, const StageState& stage) {
   if (!FindLoad(stage.orders, failed.job())) {
     return Of("SlotFailed", failed.job()) + ", which was not asked for";
   }
-  return IsReason(failed.reason()) ? "" : Of("SlotFailed", failed.job()) + " without a reason";
+  return CheckReason(Of("SlotFailed", failed.job()), failed.reason());
 }
 
 std::string Check(const wire::SlotFreed& freed, const GroupState& group, const StageState& stage) {

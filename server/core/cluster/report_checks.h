@@ -9,8 +9,9 @@
 // | CutAnswer         | once for a Cut, a stage lost since or not; a microbatch of the epoch      |
 // | GroupFormed       | once while the group is being formed; of several stages with an endpoint  |
 // | Connected         | once for a Connect, a stage lost since or not                             |
-// | GroupFailed       | always; its reason is a word of capital letters                           |
-// | SlotLoaded, -Failed | once for a LoadSlot of a window at hand, from the step that was named   |
+// | GroupFailed       | always; its reason is a word of capital letters, and a worker's           |
+// | SlotLoaded, -Failed | once for a LoadSlot of a window at hand, from the step that was named;  |
+// |                   | as for GroupFailed its reason                                             |
 // | SlotFreed         | once for a FreeSlot, when no Step of the job is awaited                   |
 // | StepDone          | once for a Step of a window at hand, the job's next, with its batch's     |
 // |                   | tokens and learning rate, and numbers that are finite                     |

@@ -1,5 +1,6 @@
 #include "server/core/rules/failures.h"
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 
@@ -36,7 +37,8 @@ constexpr std::array kFailures = {
     Entry{kRowsNotReady, FailureKind::kPassing},
     Entry{kMemory, FailureKind::kPassing},       // but where two workers agree
     Entry{"GROUP_FORM", FailureKind::kPassing},  // what a worker met while it formed a group,
-    Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot
+    Entry{"SLOT_LOAD", FailureKind::kPassing},   // or loaded a slot,
+    Entry{"BAD_WINDOW", FailureKind::kPassing},  // or was told to do
     Entry{kMemoryTaken, FailureKind::kPassing},
     Entry{kStageLost, FailureKind::kPassing},
     Entry{"WORKER_LOST", FailureKind::kPassing},
@@ -46,11 +48,20 @@ constexpr std::array kFailures = {
     Entry{"ADAPTER_INVALID", FailureKind::kServer},     // it was checked when it was imported
     Entry{"CHECKPOINT_INVALID", FailureKind::kServer},  // it was written by us
     Entry{kCheckpointCorrupt, FailureKind::kServer},    // of init_from: its own has one before it
-    Entry{"CONTENT_INVALID", FailureKind::kServer},
-    Entry{"BAD_WINDOW", FailureKind::kServer},
+    Entry{kContentInvalid, FailureKind::kServer},
+};
+
+// What the coordinator alone finds out, and what a worker has a report of its own for.
+constexpr std::array<std::string_view, 6> kNoWorkers = {
+    "INVALID_ROWS",      "DATASET_INVALID", "DATASET_LIMIT",
+    "MEMORY_NEVER_FITS", "NOT_FINITE",      "WINDOW_NOT_PLANNED",
 };
 
 }  // namespace
+
+bool IsWorkers(std::string_view reason) {
+  return std::ranges::find(kNoWorkers, reason) == kNoWorkers.end();
+}
 
 FailureKind KindOf(std::string_view reason) {
   for (const Entry& entry : kFailures) {

@@ -35,6 +35,9 @@ inline constexpr char kContentInvalid[] = "CONTENT_INVALID";
 // By a table in code. A reason that is not in it passes: nobody is sure of it.
 FailureKind KindOf(std::string_view reason);
 
+// Whether a worker may give that reason for what it could not form or load.
+bool IsWorkers(std::string_view reason);
+
 // The category of a job that fails for it. REQUIRES: it does not pass.
 v1::JobError::Category CategoryOf(FailureKind kind);
 

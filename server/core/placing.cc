@@ -30,6 +30,12 @@ int64_t UsualTokens(const Cluster& cluster, const WorkerState& worker) {
   return gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
 }
 
+// One that has none, or only answers, makes way at once: nobody waits for the end of its work.
+bool HasJobs(const GroupState& group) {
+  return !std::ranges::all_of(
+      group.members, [](const auto& member) { return Generations::IsGuest(member.first); });
+}
+
 }  // namespace
 
 int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - us) / 1'000'000; }
@@ -128,6 +134,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
     entry.doubtful = worker.drained;
     if (const GroupState* group = groups_.Find(worker.group)) {
       entry.doubtful |= IsOverdue(options_, AskedOf(*group), turn_.now_us() - group->heard_us);
+      entry.doubtful |= HasJobs(*group) && turn_.now_us() < worker.doubtful_until_us;
     }
   }
   std::set<std::string_view> base_models;

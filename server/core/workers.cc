@@ -212,10 +212,13 @@ void Core::State::Tick() {
   bool any = false;
   for (WorkerState* worker : cluster_.Connected()) {
     const GroupState* group = groups_.Find(worker->group);
-    std::string why;
-    if (group && group->stages.size() == 1) {
-      why = WhyImpatient(AskedOf(*group), turn_.now_us() - group->heard_us);
+    const std::optional<Asked> asked = group ? AskedOf(*group) : std::nullopt;
+    const int64_t quiet_us = group ? turn_.now_us() - group->heard_us : 0;
+    if (IsOverdue(options_, asked, quiet_us)) {
+      worker->doubtful_until_us = turn_.now_us() + kDoubtLeases * options_.lease_ms * kMillisecond;
     }
+    std::string why;
+    if (group && group->stages.size() == 1) why = WhyImpatient(asked, quiet_us);
     if (turn_.now_us() - worker->heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }

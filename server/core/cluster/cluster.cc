@@ -201,6 +201,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.memory_was_taken = false;
   worker.files_rest = {};
   worker.joins_failed = 0;
+  worker.doubtful_until_us = 0;
   worker.leaves_epoch = 0;
   worker.group.clear();
   turn_.WantSchedule();

@@ -39,6 +39,12 @@ Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
 // not.
 std::string WhyImpatient(const std::optional<Asked>& asked, int64_t quiet_us);
 
+// Who was overdue is doubtful for so many leases more, 60 s by default. One that is slow again and
+// again is overdue anew only after what its next window should take and a lease; if it were trusted
+// in between, who is waited for, until when and why would turn with each window. Two leases outlast
+// that for windows of up to a lease.
+inline constexpr int64_t kDoubtLeases = 2;
+
 // Whether it has taken a lease longer than expected: no job need wait for that where others would
 // do.
 bool IsOverdue(const CoreOptions& options, const std::optional<Asked>& asked, int64_t quiet_us);

@@ -40,6 +40,8 @@ struct WorkerState {
   // about to end it, and would be held against the next job. 0: of none.
   int64_t leaves_epoch = 0;
   int32_t joins_failed = 0;  // planner::WorkerView's, of its process
+  // It was overdue lately (patience.h), its process: no job waits for it that others would hold.
+  int64_t doubtful_until_us = 0;
   // By an operator: it gets no new job. Kept by its name, over streams and starts.
   bool drained = false;
   std::string drain_reason;

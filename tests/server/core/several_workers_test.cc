@@ -269,16 +269,19 @@ TEST_CASE("after a restart no job is judged by the workers that came back first"
 }
 
 // Two alike workers that hold Large() together and a third that holds it alone, all of which live
-// and do nothing else.
+// and do nothing else; but the third may train, slowly.
 struct TwoAndOneLarge {
-  TwoAndOneLarge() {
+  explicit TwoAndOneLarge(bool trains = false) {
     int64_t memory_bytes = int64_t{1} << 30;
     while (ErrorOn(1, memory_bytes).empty()) memory_bytes -= memory_bytes / 32;
     WorldOptions options;
-    options.workers = 0;
+    options.workers = trains ? 1 : 0;
     world = MakeWorld(options);
+    world->StartWorkers();
+    if (trains) world->worker(0).mischief().slowness = 200;
     for (const auto& [name, bytes] : {std::pair("u", memory_bytes), std::pair("v", memory_bytes),
                                       std::pair("large", kPlenty)}) {
+      if (trains && bytes == kPlenty) continue;
       connections.push_back(world->Connect(HelloOf(name, bytes)));
     }
   }
@@ -295,6 +298,7 @@ struct TwoAndOneLarge {
   std::string Submit(const std::string& base_model) {
     Job job = Large();
     job.set_base_model(base_model);
+    job.mutable_training()->set_epochs(1000);
     const std::string name = world->Submit(job);
     Live(5);
     return name;
@@ -331,6 +335,86 @@ TEST_CASE("nor for one whose group says nothing for a lease longer than it shoul
   CHECK(site.Workers(job) == 0);
   site.Live(15);
   CHECK(site.Workers(job) == 2);
+}
+
+TEST_CASE("nor for one that was so lately, but in another process, or without a job") {
+  TwoAndOneLarge site(/*trains=*/true);
+  sim::WorkerProcess& large = site.world->worker(0);
+  const std::string job = site.Submit("m");
+  REQUIRE(site.Workers(job) == 1);
+  const int64_t step = site.world->Job(job).step();
+  large.Hang(true);
+  site.Live(40);
+  large.Hang(false);
+  site.Live(10);
+  REQUIRE(site.world->Job(job).step() > step);
+  SECTION("lately") { CHECK(site.Workers(site.Submit("m2")) == 2); }
+  SECTION("a while ago") {
+    site.Live(60);
+    CHECK(site.Workers(site.Submit("m2")) == 0);
+  }
+  SECTION("in another process") {
+    site.world->Get<v1::Worker>(Named<v1::DrainWorkerRequest>("v"));  // the job comes back
+    large.Kill();
+    site.Live(20);
+    REQUIRE(site.Workers(job) == 1);
+    site.world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("v"));
+    CHECK(site.Workers(site.Submit("m2")) == 0);
+  }
+  SECTION("it has no job") {
+    REQUIRE(site.world->Call(Named<v1::CancelJobRequest>(job)).ok());
+    site.Live(5);
+    REQUIRE(site.world->StateOf(job) == Job::CANCELLED);
+    CHECK(site.Workers(site.Submit("m2")) == 1);
+  }
+}
+
+// Of the group that the job is in.
+std::string WorkerOf(World& world, const std::string& job) {
+  const std::string group = world.Job(job).group();
+  const auto all = world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest());
+  return std::ranges::find(all.workers(), group, &v1::Worker::group)->name();
+}
+
+TEST_CASE("a worker that is overdue again and again does not turn the plan of a job that waits") {
+  WorldOptions options;
+  options.workers = 3;
+  auto world = MakeWorld(options);
+  world->AddModel("m3");
+  world->AddModel("cut", 2);
+  world->StartWorkers();
+  for (int i = 0; i < 3; ++i) world->worker(i).mischief().slowness = 200;
+  const auto submit = [&](const std::string& base_model, int epochs) {
+    Job job = World::NewJob();
+    job.set_base_model(base_model);
+    job.mutable_training()->set_epochs(epochs);
+    return world->Submit(job);
+  };
+  const std::string first = submit("m", 200);  // to end
+  world->RunUntilState(first, Job::RUNNING);
+  const std::string second = submit("m2", 2000), third = submit("m3", 3000);
+  world->RunUntilState(second, Job::RUNNING);
+  world->RunUntilState(third, Job::RUNNING);
+  const std::string waits = submit("cut", 1);
+  const auto why_after = [&](int64_t seconds) {
+    world->Sleep(seconds * kSecond);
+    return world->Job(waits).queue().why();
+  };
+  CHECK_THAT(why_after(10), Catch::Contains(world->Job(first).group()));
+  int slow = 0;
+  while (world->worker(slow).hello().worker() != WorkerOf(*world, first)) ++slow;
+  std::set<std::string> whys;
+  for (int spell = 0; spell < 3; ++spell) {
+    world->worker(slow).Hang(true);
+    whys.insert(why_after(40));
+    world->worker(slow).Hang(false);
+    whys.insert(why_after(10));
+  }
+  REQUIRE(whys.size() == 1);
+  CHECK_THAT(*whys.begin(), Catch::Contains(world->Job(second).group()));
+  CHECK_THAT(*whys.begin(), Catch::Contains(world->Job(third).group()));
+  // It kept its times for a while.
+  CHECK_THAT(why_after(70), Catch::Contains(world->Job(first).group()));
 }
 
 }  // namespace

@@ -201,11 +201,15 @@ Ends EndsOfLink(Stage& stage, const Happening& h) {
 }
 
 // For longer than TCP has patience, or less.
+int64_t HoleOf(const Happening& h) {
+  const int64_t most_us = h.b % 2 == 0 ? 2 * kSecondUs : 25 * kSecondUs;
+  return static_cast<int64_t>(h.b / 2) % most_us;
+}
+
 void LinkIsCut(Stage& stage, const Happening& h) {
   if (stage.site.workers() < 2) return;
   const Ends ends = EndsOfLink(stage, h);
-  const int64_t most_us = h.b % 2 == 0 ? 2 * kSecondUs : 25 * kSecondUs;
-  stage.site.net().Cut(ends.worker, ends.other, static_cast<int64_t>(h.b / 2) % most_us);
+  stage.site.net().Cut(ends.worker, ends.other, HoleOf(h));
 }
 
 void LinkIsSlow(Stage& stage, const Happening& h) {
@@ -213,6 +217,13 @@ void LinkIsSlow(Stage& stage, const Happening& h) {
   const Ends ends = EndsOfLink(stage, h);
   const int64_t by_us = std::vector<int64_t>{10'000, 200'000, 2 * kSecondUs}[h.b % 3];
   stage.site.net().Slow(ends.worker, ends.other, by_us, (1 + Of(h.b / 3, 10)) * kSecondUs);
+}
+
+// Likewise, but small messages pass.
+void LinkIsNarrow(Stage& stage, const Happening& h) {
+  if (stage.site.workers() < 2) return;
+  const Ends ends = EndsOfLink(stage, h);
+  stage.site.net().Narrow(ends.worker, ends.other, HoleOf(h));
 }
 
 void CancelsJob(Stage& stage, const Happening& h) {
@@ -319,6 +330,8 @@ constexpr Kind kCalamities[] = {
     {"a worker is away for a while", WorkerIsAway, false, true},
     {"two workers are cut off from each other for a while", LinkIsCut, false, true},
     {"two workers reach each other slowly for a while", LinkIsSlow, false, true},
+    {"two workers reach each other with small messages alone for a while", LinkIsNarrow, false,
+     true, true},
 };
 
 }  // namespace

@@ -61,14 +61,17 @@ std::vector<Machine> DrawStageMachines(std::mt19937_64& random, int stages) {
   return machines;
 }
 
-// Kinds of calamities: those of groups of several workers come last.
+// Kinds of calamities: those of groups of several workers come last, and those of few behind them.
 int CountKindsOfAll() {
   return static_cast<int>(std::ranges::count(Calamities(), false, &Kind::of_stages));
+}
+int CountKindsOfStages() {
+  return static_cast<int>(std::ranges::count(Calamities(), false, &Kind::of_few));
 }
 
 // Of each kind of calamity how likely it is: one kind alone, all alike, or some of them.
 std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random, bool stages) {
-  const int kinds = stages ? static_cast<int>(Calamities().size()) : CountKindsOfAll();
+  const int kinds = stages ? CountKindsOfStages() : CountKindsOfAll();
   std::vector<double> weights(kinds, 0);
   const int style = Draw(random, 0, 3);
   if (style == 0) weights[Draw(random, 0, kinds - 1)] = 1;
@@ -134,14 +137,44 @@ void DrawStages(std::mt19937_64& random, History* history) {
   }
 }
 
-// One more worker, which would be taken first, and does for groups of one alone.
-void AddIsolated(History* history) {
+// One more worker, which would be taken first.
+Machine& AddFirst(const char* name, History* history) {
   std::vector<Machine>& machines = history->site.machines;
   Machine machine = machines.front();
-  machine.worker = "isolated";
-  machine.isolated = true;
-  machines.insert(machines.begin(), machine);
+  machine.worker = name;
   ++history->workers_min;
+  return *machines.insert(machines.begin(), machine);
+}
+
+// It is joined, and then no tensor passes between it and the next largest one, or all others. Of those
+// with room for one layer it has the most, by which they are taken; all jobs need as many as any, and
+// nobody asks, so that none is busy alone; and no worker is lost, whose failures would be forgotten.
+void AddNarrow(bool from_all, History* history) {
+  std::vector<Machine> others = history->site.machines;
+  std::erase_if(others, [&](const Machine& one) {
+    return one.memory_bytes >= 2 * kStageBytes || one.numerics_id != Machine().numerics_id;
+  });
+  std::ranges::stable_sort(others, std::ranges::greater(), &Machine::memory_bytes);
+  AddFirst("narrow", history).memory_bytes = others.front().memory_bytes;
+  history->rates.layers = {history->rates.layers.back()};
+  std::erase_if(history->happenings, [](const Happening& one) {
+    const int calamity = one.kind - CountClientKinds();
+    return one.kind == kAsksKind || (calamity >= 0 && !Calamities()[calamity].spares_workers);
+  });
+  if (!from_all) others.resize(1);
+  for (const Machine& other : others) history->site.narrow.emplace_back("narrow", other.worker);
+}
+
+// Which of kNarrowEvery histories of stages: none that mutations.md names, lest its seeds turn.
+constexpr uint64_t kNarrowForEver = 8, kNarrowForAWhile = 14;
+bool IsOf(uint64_t which, uint64_t seed) { return seed / kStagesEvery % kNarrowEvery == which; }
+
+// What few histories of stages have besides what others have.
+void AddRare(uint64_t seed, History* history) {
+  const uint64_t number = seed / kStagesEvery;
+  // It does for groups of one alone.
+  if (number % kIsolatedEvery == kIsolatedEvery - 1) AddFirst("isolated", history).isolated = true;
+  if (IsOf(kNarrowForEver, seed)) AddNarrow(number / kNarrowEvery % 2 == 0, history);
 }
 
 // Two workers, of which the second has room for small jobs alone, and hardly anything goes wrong.
@@ -268,13 +301,17 @@ History DrawHistory(uint64_t seed) {
   }
   for (int i = Draw(random, 0, 30); i > 0; --i) add(CountClientKinds() + calamities(random));
   for (int i = stages && history.rates.deadly == 0 ? Draw(random, 0, 4) : 0; i > 0; --i) {
-    add(Draw(random, CountClientKinds() + CountKindsOfAll(), CountKinds() - 1));
+    const int kinds = CountClientKinds() + CountKindsOfStages();
+    add(Draw(random, CountClientKinds() + CountKindsOfAll(), kinds - 1));
   }
   // The last to be drawn, so that seeds of before have what they had.
   for (int i = Draw(random, 0, 5); i > 0; --i) add(kAsksKind);
   for (int i = random() % 3 == 0 ? Draw(random, 1, 3) : 0; i > 0; --i) add(kFinishKind);
+  for (int i = stages && IsOf(kNarrowForAWhile, seed) ? Draw(random, 2, 8) : 0; i > 0; --i) {
+    add(KindOf("two workers reach each other with small messages alone for a while"));
+  }
   Number(history.happenings);
-  if (stages && seed / kStagesEvery % kIsolatedEvery == kIsolatedEvery - 1) AddIsolated(&history);
+  if (stages) AddRare(seed, &history);
   // In one of five the workers die with their coordinator, as far as that knows.
   for (Machine& machine : history.site.machines) machine.outlives = seed % 5 != 1;
   return history;

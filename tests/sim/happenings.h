@@ -52,9 +52,11 @@ struct Kind {
   void (*happen)(Stage& stage, const Happening& h);
   bool spares_workers = false;  // none is lost by it
   bool of_stages = false;       // strikes groups of several workers
+  bool of_few = false;          // in few histories, which have it besides what others have
 };
 
-// What kinds there are, numbered from 0: clients first, then calamities (calamities.cc).
+// What kinds there are, numbered from 0: clients first, then calamities (calamities.cc), those of few
+// last.
 std::span<const Kind> Calamities();
 int CountKinds();
 int CountClientKinds();

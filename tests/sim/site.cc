@@ -18,6 +18,7 @@ using namespace server;  // NOLINT: the site is the server's, simulated
 
 constexpr char kRoot[] = "/data";
 constexpr int64_t kRestartUs = 200'000;
+constexpr int64_t kForEverUs = int64_t{1} << 50;
 
 absl::Status Gone() { return absl::UnavailableError("the coordinator is not there"); }
 
@@ -128,6 +129,7 @@ Site::Site(const SiteOptions& options)
   }
   script_.rate_of = [this](const std::string& job, int64_t step) { return RateOf(job, step); };
   StartCoordinator();
+  for (const auto& [worker, other] : options.narrow) net_.Narrow(worker, other, kForEverUs);
   for (const Machine& machine : options.machines) {
     if (machine.isolated) net_.Isolate(machine.worker);
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_, &net_));

@@ -37,6 +37,8 @@ struct SiteOptions {
   int64_t reserve_bytes = 0;  // of room on the disk; 0: it is not looked at
   bool sqlite = false;      // else a store in memory, which writes to the disk as much as it needs
   std::vector<int> layers;  // of base models that need several workers (models.h)
+  // Workers between which only small messages pass, ever (StageNet::Narrow).
+  std::vector<std::pair<std::string, std::string>> narrow;
   server::CoreOptions core;
 };
 

@@ -13,7 +13,7 @@ namespace lorad::sim {
 namespace {
 
 constexpr int64_t kJoinUs = 10'000'000;
-// TCP's, of a peer from which nothing comes.
+// TCP's, of a peer from which nothing comes, or that says of nothing that it came.
 constexpr int64_t kSilenceUs = 10'000'000;
 // One has landed, one lies in the sender's memory.
 constexpr int kOnTheirWayMax = 2;
@@ -59,13 +59,15 @@ void StageNet::LoseThoseCutOff(const Way& link) {
       if (between && stage->IsConnectedWith(*other)) lost.emplace_back(endpoint, other_endpoint);
     }
   }
-  for (const auto& [endpoint, other] : lost) {
-    Find(endpoint)->host_.run([this, endpoint, other] {
-      SimStage* const stage = Find(endpoint);
-      if (stage == nullptr) return;
-      stage->Break(absl::UnavailableError(absl::StrCat("nothing comes from ", other)));
-    });
-  }
+  for (const auto& [endpoint, other] : lost) Lose(endpoint, other, "nothing comes from ");
+}
+
+void StageNet::Lose(const std::string& endpoint, const std::string& other, const char* how) {
+  SimStage* const there = Find(endpoint);
+  if (there == nullptr) return;
+  there->host_.run([this, endpoint, why = absl::StrCat(how, other)] {
+    if (SimStage* const stage = Find(endpoint)) stage->Break(absl::UnavailableError(why));
+  });
 }
 
 void StageNet::Slow(const std::string& worker, const std::string& other, int64_t by_us,
@@ -75,23 +77,35 @@ void StageNet::Slow(const std::string& worker, const std::string& other, int64_t
   link.slow_by_us = by_us;
 }
 
-int64_t StageNet::ArrivalUs(const SimStage& from, const std::string& to) {
+void StageNet::Narrow(const std::string& worker, const std::string& other, int64_t for_us) {
+  int64_t& until_us = links_[LinkOf(worker, other)].narrow_until_us;
+  until_us = std::max(until_us, clock_.now_us() + for_us);
+}
+
+int64_t StageNet::ArrivalUs(const SimStage& from, const std::string& to, const Link& link) {
   int64_t at_us = clock_.now_us() + clock_.Delay();
-  const auto link = links_.find(LinkOf(from.host_.worker, workers_.at(to)));
-  if (link != links_.end()) {
-    const bool slow = clock_.now_us() < link->second.slow_until_us;
-    if (slow) at_us += static_cast<int64_t>(clock_.random()() % link->second.slow_by_us);
-    at_us = std::max(at_us, link->second.cut_until_us);
-  }
+  const bool slow = clock_.now_us() < link.slow_until_us;
+  if (slow) at_us += static_cast<int64_t>(clock_.random()() % link.slow_by_us);
   int64_t& free_us = free_us_[{from.endpoint_, to}];
-  free_us = std::max(free_us, at_us);
+  free_us = std::max({free_us, at_us, link.cut_until_us});
   return free_us;
 }
 
-void StageNet::Carry(const SimStage& from, const std::string& to,
+void StageNet::Carry(const SimStage& from, const std::string& to, Size size,
                      std::function<void(SimStage&)> arrive) {
   if (isolated_.contains(from.host_.worker) || isolated_.contains(workers_.at(to))) return;
-  clock_.At(ArrivalUs(from, to), [this, to, arrive = std::move(arrive)] {
+  const auto found = links_.find(LinkOf(from.host_.worker, workers_.at(to)));
+  Link link = found == links_.end() ? Link() : found->second;
+  if (size == Size::kTensor) {
+    const int64_t lost_us = clock_.now_us() + kSilenceUs;
+    if (link.narrow_until_us > lost_us) {
+      return clock_.AlarmAt(lost_us, [this, endpoint = from.endpoint_, to] {
+        Lose(endpoint, to, "nothing that is sent comes to ");
+      });
+    }
+    link.cut_until_us = std::max(link.cut_until_us, link.narrow_until_us);
+  }
+  clock_.At(ArrivalUs(from, to, link), [this, to, arrive = std::move(arrive)] {
     SimStage* const there = Find(to);
     if (there == nullptr) return;
     there->host_.run([this, to, arrive] {
@@ -134,7 +148,7 @@ void SimStage::Break(const absl::Status& why) {
   broken_ = Lost(why);
   for (int stage = 0; stage < static_cast<int>(endpoints_.size()); ++stage) {
     if (stage == stage_) continue;
-    Carry(stage, [from = stage_](SimStage& other) {
+    Carry(stage, StageNet::Size::kSmall, [from = stage_](SimStage& other) {
       other.Break(absl::UnavailableError(absl::StrCat("stage ", from, " is gone")));
     });
   }
@@ -149,9 +163,9 @@ bool SimStage::IsConnectedWith(const SimStage& other) const {
 }
 
 // To a stage of the same group; others take nothing.
-void SimStage::Carry(int stage, std::function<void(SimStage&)> arrive) {
+void SimStage::Carry(int stage, StageNet::Size size, std::function<void(SimStage&)> arrive) {
   const std::string& to = endpoints_.at(static_cast<size_t>(stage));
-  net_.Carry(*this, to, [epoch = epoch_, stage, arrive = std::move(arrive)](SimStage& other) {
+  net_.Carry(*this, to, size, [epoch = epoch_, stage, arrive = std::move(arrive)](SimStage& other) {
     if (other.epoch_ == epoch && other.stage_ == stage) arrive(other);
   });
 }
@@ -161,7 +175,7 @@ void SimStage::Join(const std::vector<std::string>& endpoints, Done done) {
   endpoints_ = endpoints;
   for (int stage = 0; stage < stages_; ++stage) {
     if (stage == stage_) continue;
-    Carry(stage, [from = stage_](SimStage& other) {
+    Carry(stage, StageNet::Size::kSmall, [from = stage_](SimStage& other) {
       other.joined_.insert(from);
       other.Look();
     });
@@ -185,10 +199,11 @@ void SimStage::Send(bool gradient, int64_t microbatch, const std::set<std::strin
         done = std::move(done)](const absl::Status& status) {
          if (!status.ok()) return done(status);
          ++lane.on_their_way;
-         Carry(gradient ? stage_ - 1 : stage_ + 1, [gradient, microbatch, lost](SimStage& other) {
-           other.lanes_[gradient].come.push_back({microbatch, lost});
-           other.Look();
-         });
+         Carry(gradient ? stage_ - 1 : stage_ + 1, StageNet::Size::kTensor,
+               [gradient, microbatch, lost](SimStage& other) {
+                 other.lanes_[gradient].come.push_back({microbatch, lost});
+                 other.Look();
+               });
          done(true);
        });
 }
@@ -204,7 +219,7 @@ void SimStage::Receive(bool gradient, int64_t microbatch, std::set<std::string>*
          lane.come.pop_front();
          REQUIRE(tensor.microbatch == microbatch);
          lost->insert(tensor.lost.begin(), tensor.lost.end());
-         Carry(from, [gradient](SimStage& other) {
+         Carry(from, StageNet::Size::kSmall, [gradient](SimStage& other) {
            --other.lanes_[gradient].on_their_way;
            other.Look();
          });
@@ -214,7 +229,7 @@ void SimStage::Receive(bool gradient, int64_t microbatch, std::set<std::string>*
 
 void SimStage::SendNote(int stage, worker::v1::StageNote note) {
   if (!broken_.ok()) return;
-  Carry(stage, [from = stage_, note = std::move(note)](SimStage& other) {
+  Carry(stage, StageNet::Size::kSmall, [from = stage_, note = std::move(note)](SimStage& other) {
     other.notes_[from].push_back(note);
     other.Look();
   });

@@ -33,6 +33,10 @@ class StageNet {
   void Cut(const std::string& worker, const std::string& other, int64_t for_us);
   // For so long it takes up to so much longer.
   void Slow(const std::string& worker, const std::string& other, int64_t by_us, int64_t for_us);
+  // For so long only small messages pass, as where a way drops packets of full length and tells nobody:
+  // stages join and send notes. A tensor comes when that is over; or its sender, to whom nobody says
+  // that it came, loses the other after TCP's patience.
+  void Narrow(const std::string& worker, const std::string& other, int64_t for_us);
   // Nothing comes from it or to it, as where it said an address to which there is no route.
   void Isolate(const std::string& worker) { isolated_.insert(worker); }
 
@@ -44,16 +48,21 @@ class StageNet {
     int64_t cut_until_us = 0;
     int64_t slow_until_us = 0;
     int64_t slow_by_us = 0;
+    int64_t narrow_until_us = 0;
   };
+  enum class Size { kSmall, kTensor };
   static Way LinkOf(const std::string& worker, const std::string& other);
   std::string Enter(SimStage* stage);
   void Leave(const std::string& endpoint) { stages_.erase(endpoint); }
   // null: nobody is there any more.
   SimStage* Find(const std::string& endpoint) const;
   // Dropped where nobody is there any more.
-  void Carry(const SimStage& from, const std::string& to, std::function<void(SimStage&)> arrive);
-  int64_t ArrivalUs(const SimStage& from, const std::string& to);
+  void Carry(const SimStage& from, const std::string& to, Size size,
+             std::function<void(SimStage&)> arrive);
+  int64_t ArrivalUs(const SimStage& from, const std::string& to, const Link& link);
   void LoseThoseCutOff(const Way& link);
+  // An endpoint loses another, if it is still there.
+  void Lose(const std::string& endpoint, const std::string& other, const char* how);
 
   Clockwork& clock_;
   int64_t endpoints_ = 0;  // that there were
@@ -122,7 +131,7 @@ class SimStage {
   void Look();
   void Break(const absl::Status& why);
   bool IsConnectedWith(const SimStage& other) const;
-  void Carry(int stage, std::function<void(SimStage&)> arrive);
+  void Carry(int stage, StageNet::Size size, std::function<void(SimStage&)> arrive);
 
   StageNet& net_;
   const Host host_;

@@ -337,6 +337,23 @@ TEST_CASE("what stages send over a link that is cut or slow comes later, or they
     CHECK(ReasonOf(received.status()) == "STAGE_LOST");
     CHECK(took_us == 10'000'000);
   }
+  SECTION("only tensors, for a moment") {
+    Pair pair;
+    pair.net.Narrow("b", "a", 3'000'000);
+    const int64_t took_us = pair.SendOne(&received);
+    CHECK(received.ok());
+    CHECK(took_us >= 3'000'000);
+    CHECK(took_us < 3'000'000 + 2 * kDelayUs);
+  }
+  SECTION("only tensors, for longer than TCP has patience: the sender says so") {
+    Pair pair;
+    pair.net.Narrow("a", "b", 30'000'000);
+    const int64_t took_us = pair.SendOne(&received);
+    CHECK(ReasonOf(received.status()) == "STAGE_LOST");
+    CHECK(received.status().message() == "stage 0 is gone");
+    CHECK(took_us >= 10'000'000);
+    CHECK(took_us < 10'000'000 + kDelayUs);
+  }
   SECTION("a link of others") {
     Pair pair;
     pair.net.Cut("a", "c", 30'000'000);
@@ -351,6 +368,26 @@ TEST_CASE("what stages send over a link that is cut or slow comes later, or they
     CHECK(took_us > 2 * kDelayUs);
     CHECK(took_us < 5'000'000 + kDelayUs);
   }
+}
+
+TEST_CASE("stages join, and send notes, over a link that no tensor passes") {
+  Clockwork clock(1, kDelayUs);
+  StageNet net(clock);
+  net.Narrow("a", "b", 3'600'000'000);
+  SimStage first(net, {"a"}, 1, 0, 2), second(net, {"b"}, 1, 1, 2);
+  int joined = 0, noted = 0;
+  for (SimStage* stage : {&first, &second}) {
+    stage->Join({first.endpoint(), second.endpoint()},
+                [&](const absl::StatusOr<bool>& done) { joined += done.ok() ? 1 : 0; });
+  }
+  while (joined < 2 && clock.RunNext()) {
+  }
+  REQUIRE(joined == 2);
+  first.SendNote(1, {});
+  second.AwaitNote(0, [&](const auto& note) { noted += note.ok() ? 1 : 0; });
+  while (clock.RunNext()) {
+  }
+  CHECK(noted == 1);
 }
 
 TEST_CASE("a stage that is not joined in time, or is not there, is lost") {

@@ -37,9 +37,9 @@ struct WorkerView {
   // through one, since one had: some stage cannot reach another, or only with small messages, and
   // which of the two is to blame nobody knows.
   int32_t joins_failed = 0;
-  // When it takes a job again nobody knows: it is drained, or its group says nothing, or lately said
-  // nothing, for longer than what it was asked should take. No job waits for it that several others
-  // would hold.
+  // When it takes a job again nobody knows: it is drained, or its group says nothing, or lately
+  // said nothing, for longer than what it was asked should take. No job waits for it that several
+  // others would hold.
   bool doubtful = false;
 };
 

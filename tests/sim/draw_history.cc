@@ -146,9 +146,10 @@ Machine& AddFirst(const char* name, History* history) {
   return *machines.insert(machines.begin(), machine);
 }
 
-// It is joined, and then no tensor passes between it and the next largest one, or all others. Of those
-// with room for one layer it has the most, by which they are taken; all jobs need as many as any, and
-// nobody asks, so that none is busy alone; and no worker is lost, whose failures would be forgotten.
+// It is joined, and then no tensor passes between it and the next largest one, or all others. Of
+// those with room for one layer it has the most, by which they are taken; all jobs need as many as
+// any, and nobody asks, so that none is busy alone; and no worker is lost, whose failures would be
+// forgotten.
 void AddNarrow(bool from_all, History* history) {
   std::vector<Machine> others = history->site.machines;
   std::erase_if(others, [&](const Machine& one) {

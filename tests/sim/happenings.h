@@ -55,8 +55,8 @@ struct Kind {
   bool of_few = false;          // in few histories, which have it besides what others have
 };
 
-// What kinds there are, numbered from 0: clients first, then calamities (calamities.cc), those of few
-// last.
+// What kinds there are, numbered from 0: clients first, then calamities (calamities.cc), those of
+// few last.
 std::span<const Kind> Calamities();
 int CountKinds();
 int CountClientKinds();

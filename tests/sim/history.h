@@ -19,13 +19,15 @@ struct History {
 };
 
 // One seed in kStagesEvery has base models that need several workers, one in kRestlessEvery has
-// workers and coordinators that die for a minute, one in kTalkativeEvery has jobs that come while the
-// only worker answers, and one in kBesiegedEvery asks that come while jobs do, one after the other.
+// workers and coordinators that die for a minute, one in kTalkativeEvery has jobs that come while
+// the only worker answers, and one in kBesiegedEvery asks that come while jobs do, one after the
+// other.
 History DrawHistory(uint64_t seed);  // draw_history.cc
 inline constexpr uint64_t kStagesEvery = 4, kRestlessEvery = 64, kTalkativeEvery = 64,
                           kBesiegedEvery = 128;
-// Of those of stages one in so many has one worker more, the first by name, that no other can reach,
-// one in so many one that only small messages reach, and as many have links that are so for a while.
+// Of those of stages one in so many has one worker more, the first by name, that no other can
+// reach, one in so many one that only small messages reach, and as many have links that are so for
+// a while.
 inline constexpr uint64_t kIsolatedEvery = 8, kNarrowEvery = 16;
 // Of histories that have found what the first thousands do not. Mutations hold those that found a
 // defect of lorad's to it, should histories be drawn otherwise one day.

@@ -33,9 +33,9 @@ class StageNet {
   void Cut(const std::string& worker, const std::string& other, int64_t for_us);
   // For so long it takes up to so much longer.
   void Slow(const std::string& worker, const std::string& other, int64_t by_us, int64_t for_us);
-  // For so long only small messages pass, as where a way drops packets of full length and tells nobody:
-  // stages join and send notes. A tensor comes when that is over; or its sender, to whom nobody says
-  // that it came, loses the other after TCP's patience.
+  // For so long only small messages pass, as where a way drops packets of full length and tells
+  // nobody: stages join and send notes. A tensor comes when that is over; or its sender, to whom
+  // nobody says that it came, loses the other after TCP's patience.
   void Narrow(const std::string& worker, const std::string& other, int64_t for_us);
   // Nothing comes from it or to it, as where it said an address to which there is no route.
   void Isolate(const std::string& worker) { isolated_.insert(worker); }

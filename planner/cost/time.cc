@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,7 +17,22 @@ Terms TermsOf(const TimeCoefficients& x) { return {x.constant_ms, x.token_ms, x.
 }  // namespace
 
 void TimeFit::Observe(int64_t tokens, int64_t squared_lengths, double ms) {
-  fit_.Observe({1, static_cast<double>(tokens), static_cast<double>(squared_lengths)}, ms);
+  const Microbatch one{static_cast<double>(tokens), static_cast<double>(squared_lengths), ms};
+  if (before_) {
+    if (!std::exchange(has_taken_first_, true)) Take(*before_, one);
+    Take(one, *before_);
+  }
+  before_ = one;
+}
+
+void TimeFit::Take(const Microbatch& one, const Microbatch& beside) {
+  double ms = one.ms;
+  if (beside.ms > 0 && beside.tokens > 0 && beside.squared_lengths > 0) {
+    const double times =
+        std::max({1.0, one.tokens / beside.tokens, one.squared_lengths / beside.squared_lengths});
+    ms = std::min(ms, kOutlier * times * beside.ms);
+  }
+  fit_.Observe({1, one.tokens, one.squared_lengths}, ms);
 }
 
 TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,10 +23,13 @@ struct TimeCoefficients {
 };
 
 // Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
-// came before by `1 - 1 / kMemory`.
+// came before by `1 - 1 / kMemory`. One alone that is far slower than the one before it (the first:
+// than the second), by its tokens and lengths, counts as kOutlier times as slow: a process that was
+// stopped, or a device that was cold, says nothing of what follows.
 class TimeFit {
  public:
   static constexpr double kMemory = 512;  // microbatches
+  static constexpr double kOutlier = 4;
 
   void Observe(int64_t tokens, int64_t squared_lengths, double ms);
   int64_t observations() const { return fit_.observations(); }
@@ -43,7 +47,14 @@ class TimeFit {
   }
 
  private:
+  struct Microbatch {
+    double tokens = 0, squared_lengths = 0, ms = 0;
+  };
+  void Take(const Microbatch& one, const Microbatch& beside);
+
   NonNegativeFit fit_{kMemory};
+  std::optional<Microbatch> before_;
+  bool has_taken_first_ = false;
 };
 
 // Time of a replica of `stages` pipeline stages that runs microbatches one forward, one backward;

@@ -66,6 +66,33 @@ TEST_CASE("Old observations fade") {
   CHECK(fit.observations() == 8000);
 }
 
+TEST_CASE(
+    "One microbatch that stood still spoils no fit, wherever it comes; a slow device is seen") {
+  const TimeCoefficients truth{3, 0.01, 0};
+  for (const int stopped : {0, 1, 40, 99}) {
+    INFO("microbatch " << stopped);
+    TimeFit fit;
+    for (int i = 0; i < 100; ++i) {
+      const int64_t tokens = i % 2 == 0 ? 100 : 150;
+      fit.Observe(tokens, tokens * tokens, truth(tokens, 0) + (i == stopped ? 2000 : 0));
+    }
+    CHECK(fit.observations() == 100);
+    CHECK(fit.Fit({})(125, 15'625) == Approx(truth(125, 0)).epsilon(0.1));
+  }
+  TimeFit fit;
+  for (int i = 0; i < 10; ++i) fit.Observe(100, 10'000, 4);
+  for (int i = 0; i < 3000; ++i) fit.Observe(100, 10'000, 400);
+  CHECK(fit.Fit({})(100, 10'000) == Approx(400).epsilon(0.01));
+  // Of very unlike sizes each counts as it is.
+  TimeFit unlike;
+  for (int i = 0; i < 400; ++i) {
+    const int64_t tokens = i % 2 == 0 ? 10 : 10'000;
+    unlike.Observe(tokens, tokens * tokens, truth(tokens, 0));
+  }
+  CHECK(unlike.Fit({})(10, 100) == Approx(truth(10, 0)).epsilon(0.01));
+  CHECK(unlike.Fit({})(10'000, 100'000'000) == Approx(truth(10'000, 0)).epsilon(0.01));
+}
+
 TEST_CASE("Before any measurement the prior speaks, and says so") {
   TimeModel model(
       PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11}));

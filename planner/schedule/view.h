@@ -157,6 +157,12 @@ struct SchedulePolicy {
   double least_share = 0.02;
 };
 
+// The largest of the workers that are away and may come back; "": none.
+struct AwayWorker {
+  std::string name;
+  int64_t budget_bytes = 0;
+};
+
 struct ClusterView {
   std::vector<WorkerView> workers;
   std::vector<GroupView> groups;
@@ -174,6 +180,7 @@ struct ClusterView {
   // kEvaluatedShare.
   std::map<DeviceKey, double> evaluated_shares = {};
   double move_s = 2;  // that moving a job takes of its time: a checkpoint, and loading its slot
+  AwayWorker away = {};
 };
 
 struct Decision {

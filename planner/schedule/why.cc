@@ -51,6 +51,11 @@ std::string WhyNowhere(Round& round, const Waiter& job) {
     needed = round.sizes.AloneOn(job.job_class, round.KindOf(worker)).bytes[0];
   }
   if (Fits(needed, budget)) return "";
+  const AwayWorker& away = round.view.away;
+  if (Fits(needed, away.budget_bytes)) {
+    return absl::StrCat("needs ", needed, " bytes; waits for worker ", away.name,
+                        ", which offers them and is away");
+  }
   return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget,
                       job.job->stages == 1 ? "" : WhyNotOnSeveral(round, *job.job));
 }

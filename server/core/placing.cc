@@ -119,7 +119,11 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   view.microbatch_tokens = options_.microbatch_tokens;
   view.policy = options_.policy;
   for (const auto& [name, worker] : cluster_.all()) {
-    if (worker.connection == 0) continue;
+    if (worker.connection == 0) {
+      const int64_t bytes = worker.hello.memory_bytes();
+      if (bytes > view.away.budget_bytes) view.away = {name, bytes};
+      continue;
+    }
     planner::WorkerView& entry = view.workers.emplace_back();
     entry.name = name;
     entry.budget_bytes = worker.hello.memory_bytes();

@@ -94,6 +94,16 @@ TEST_CASE("Evictions") {
       {"one for the first; those behind it do not drive out others there",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 2), Job("y", 1)}),
        "evict g: b for x\n" + makes_room + "wait #2: y (group g is being formed or changed)\n"},
+      {"what fits a worker that is away alone waits for that one",
+       [&] {
+         ClusterView view =
+             View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500)});
+         view.away = {"big", int64_t{1} << 40};
+         return view;
+       }(),
+       "wait #1: x (needs " +
+           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           " bytes; waits for worker big, which offers them and is away)\n"},
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +

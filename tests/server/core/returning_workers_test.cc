@@ -81,7 +81,7 @@ TEST_CASE("a job that fits only a worker that is away waits for it and says why"
   const std::string job = world->Submit(LongJob());
   world->RunUntilState(job, Job::QUEUED);
   CHECK_THAT(world->Job(job).queue().why(),
-             Catch::EndsWith("bytes; the largest worker offers 1024"));
+             Catch::EndsWith("bytes; waits for worker worker-0, which offers them and is away"));
   ComeBack(*world, job);
 }
 

@@ -23,7 +23,12 @@ int CpuThreads(int wanted) {
   return std::clamp(threads, 1, kThreadsMax);
 }
 
-std::string CpuDescription(int threads) { return absl::StrCat("CPU, ", threads, " threads"); }
+// Devices of one description are taken to be of one speed.
+std::string CpuDescription(int threads) {
+  const std::string name = ProcessorName();
+  return absl::StrCat("CPU", name.empty() ? "" : absl::StrCat(" (", name, ")"), ", ", threads,
+                      threads == 1 ? " thread" : " threads");
+}
 
 OpenDevice OpenCpu(int wanted_threads) {
   const int threads = CpuThreads(wanted_threads);

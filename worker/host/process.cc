@@ -20,18 +20,22 @@ namespace {
 // Counts up when the engine's own arithmetic (order of operations, scaling) changes results.
 constexpr int kEngineVersion = 1;
 
-// A line "Key:   123 kB" of a file in /proc.
-int64_t KilobytesOf(const char* path, const std::string& key) {
+// What stands behind `key` in the first line that begins with it, of a file in /proc.
+std::string Behind(const char* path, const std::string& key) {
   std::ifstream file(path);
   std::string line;
   while (std::getline(file, line)) {
-    if (line.compare(0, key.size(), key) != 0) continue;
-    std::istringstream rest(line.substr(key.size()));
-    int64_t kilobytes = 0;
-    rest >> kilobytes;
-    return kilobytes * 1024;
+    if (line.starts_with(key)) return line.substr(key.size());
   }
-  return 0;
+  return "";
+}
+
+// A line "Key:   123 kB".
+int64_t KilobytesOf(const char* path, const std::string& key) {
+  std::istringstream rest(Behind(path, key));
+  int64_t kilobytes = 0;
+  rest >> kilobytes;
+  return kilobytes * 1024;
 }
 
 }  // namespace
@@ -42,6 +46,13 @@ int64_t PeakResidentBytes() { return KilobytesOf("/proc/self/status", "VmHWM:");
 std::string HostName() {
   char name[HOST_NAME_MAX + 1] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+// "model name\t: AMD EPYC 9B14"
+std::string ProcessorName() {
+  const std::string name = Behind("/proc/cpuinfo", "model name");
+  const size_t begin = name.find_first_not_of("\t :");
+  return begin == std::string::npos ? "" : name.substr(begin);
 }
 
 int64_t MachineMemoryBytes() { return KilobytesOf("/proc/meminfo", "MemTotal:"); }

@@ -16,6 +16,9 @@ int64_t PeakResidentBytes();
 // The name of this machine; empty where it has none.
 std::string HostName();
 
+// What its processors call themselves ("AMD EPYC 9B14"); empty where they do not say.
+std::string ProcessorName();
+
 // All of the machine's memory.
 int64_t MachineMemoryBytes();
 

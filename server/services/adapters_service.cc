@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -19,6 +20,7 @@
 #include "server/validation/adapter.h"
 #include "server/validation/limits.h"
 #include "server/validation/utf8.h"
+#include "storage/adapters/manifest.h"
 #include "storage/adapters/peft.h"
 #include "storage/files/files.h"
 
@@ -67,7 +69,7 @@ class AdapterUpload {
     return file_->Append(bytes);
   }
 
-  // Both files are there and durable.
+  // Both files are there and durable, with the manifest by which damage is found.
   absl::Status Finish() {
     if (absl::Status status = EndFile(); !status.ok()) return status;
     for (const char* name : {storage::kAdapterConfigFile, storage::kAdapterModelFile}) {
@@ -76,12 +78,19 @@ class AdapterUpload {
                      absl::StrCat(name, " did not come: send both files of the PEFT directory"));
       }
     }
+    const std::vector<storage::ListedFile> listed = {
+        {storage::kAdapterConfigFile, config_bytes_, sha256(storage::kAdapterConfigFile)},
+        {storage::kAdapterModelFile, model_bytes_, sha256(storage::kAdapterModelFile)}};
+    absl::Status status =
+        storage::WriteSynced(files_, storage::JoinPath(directory_, storage::kManifestFile),
+                             storage::ManifestText(listed));
+    if (!status.ok()) return status;
     return files_.SyncDirectory(directory_);
   }
 
   const std::string& directory() const { return directory_; }
   const std::string& sha256(const std::string& name) const { return sha256_.at(name); }
-  int64_t model_bytes() const { return model_bytes_; }
+  int64_t model_bytes() const { return static_cast<int64_t>(model_bytes_); }
   std::string Release() { return std::exchange(directory_, ""); }
 
  private:
@@ -92,7 +101,8 @@ class AdapterUpload {
     if (!file_) return absl::OkStatus();
     if (absl::Status status = file_->Finish(0, ""); !status.ok()) return status;
     sha256_[name_] = file_->sha256();
-    if (name_ == storage::kAdapterModelFile) model_bytes_ = file_->bytes();
+    const bool config = name_ == storage::kAdapterConfigFile;
+    (config ? config_bytes_ : model_bytes_) = static_cast<uint64_t>(file_->bytes());
     file_->Release();
     file_.reset();
     return absl::OkStatus();
@@ -103,7 +113,7 @@ class AdapterUpload {
   std::optional<Upload> file_;                 // being written
   std::string name_;                           // its name
   std::map<std::string, std::string> sha256_;  // of the files that are whole
-  int64_t model_bytes_ = 0;
+  uint64_t config_bytes_ = 0, model_bytes_ = 0;
 };
 
 // Where an upload lies says nothing to its client: the two files go by their names.

@@ -17,6 +17,7 @@
 #include "server/services/services.h"
 #include "server/validation/limits.h"
 #include "storage/adapters/merged_model.h"
+#include "storage/adapters/shard_reader.h"
 #include "storage/files/files.h"
 #include "storage/files/sha256.h"
 
@@ -86,6 +87,7 @@ class CheckpointSource final : public Source<v1::DownloadCheckpointResponse> {
     absl::StatusOr<std::string> bytes = driver_.files().ReadRange(
         path_, static_cast<uint64_t>(offset_),
         static_cast<uint64_t>(std::min<int64_t>(size_ - offset_, kChunkBytesMax)));
+    if (absl::IsUnavailable(bytes.status())) return bytes.status();  // no descriptor, say
     if (!bytes.ok() || (bytes->empty() && offset_ < size_)) {
       return Error(absl::StatusCode::kAborted, "CHECKPOINT_GONE",
                    absl::StrCat(bytes.ok() ? absl::StrCat(path_, ": ends after ", offset_, " of ",
@@ -175,6 +177,9 @@ absl::StatusOr<Merge> OpenMerge(Driver& driver, Hold& hold, const std::string& j
   if (!checkpoint.ok()) return checkpoint.status();
   absl::StatusOr<v1::Model> model = BaseOf(driver, *job);
   if (!model.ok()) return model.status();
+  if (absl::Status whole = storage::VerifyCheckpoint(driver.files(), directory); !whole.ok()) {
+    return whole;
+  }
   absl::StatusOr<storage::MergedModel> merged = storage::MergedModel::Open(
       model->path(), model->fingerprint(), directory, model->chat_template(), driver.files());
   if (!merged.ok()) return merged.status();

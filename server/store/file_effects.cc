@@ -63,7 +63,7 @@ absl::StatusOr<v1::Checkpoint> Execute(const WriteCheckpoint& effect, const Data
   checkpoint.set_job(effect.job);
   checkpoint.set_step(effect.step);
   checkpoint.set_numerics_id(effect.numerics_id);
-  for (const storage::CheckpointFile& file : written->files) {
+  for (const storage::ListedFile& file : written->files) {
     v1::CheckpointFile& entry = *checkpoint.add_files();
     entry.set_name(file.name);
     entry.set_size_bytes(static_cast<int64_t>(file.size_bytes));

@@ -7,6 +7,10 @@ absl::StatusOr<std::unique_ptr<storage::ShardReader>> OpenSlotContent(storage::F
                                                                       const SlotContent& content,
                                                                       const std::string& job) {
   const std::string directory = data_dir.Full(content.path);
+  if (content.kind != SlotContent::Kind::kAdapter) {
+    absl::Status in_place = storage::CheckPlace(files, directory);
+    if (!in_place.ok()) return in_place;
+  }
   switch (content.kind) {
     case SlotContent::Kind::kCheckpoint:
       return storage::ShardReader::OfCheckpoint(files, directory);

@@ -18,7 +18,6 @@ namespace {
 constexpr char kReason[] = "CHECKPOINT_INVALID";
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kTextLimit = uint64_t{1} << 20;
-constexpr size_t kChunkBytes = size_t{1} << 20;
 
 absl::Status Invalid(std::string_view message) { return Refuse(kReason, message); }
 
@@ -45,7 +44,7 @@ class HashedFile {
     return file_->Append(bytes);
   }
 
-  absl::StatusOr<CheckpointFile> Finish() {
+  absl::StatusOr<ListedFile> Finish() {
     if (absl::Status status = file_->Sync(); !status.ok()) return status;
     if (absl::Status status = file_->Close(); !status.ok()) return status;
     result_.sha256 = sha_.HexDigest();
@@ -58,11 +57,11 @@ class HashedFile {
   }
   std::unique_ptr<WritableFile> file_;
   Sha256 sha_;
-  CheckpointFile result_;
+  ListedFile result_;
 };
 
-absl::StatusOr<CheckpointFile> WriteText(Files& files, const std::string& directory,
-                                         const std::string& name, std::string_view text) {
+absl::StatusOr<ListedFile> WriteText(Files& files, const std::string& directory,
+                                     const std::string& name, std::string_view text) {
   absl::StatusOr<HashedFile> file = HashedFile::Create(files, directory, name);
   if (!file.ok()) return file.status();
   if (absl::Status status = file->Append(text); !status.ok()) return status;
@@ -106,9 +105,9 @@ class Shards {
 };
 
 // The shards' masters, or their moments, as a safetensors file.
-absl::StatusOr<CheckpointFile> WriteTensors(Files& files, const std::string& directory,
-                                            const std::string& name, const Shards& shards,
-                                            bool moments) {
+absl::StatusOr<ListedFile> WriteTensors(Files& files, const std::string& directory,
+                                        const std::string& name, const Shards& shards,
+                                        bool moments) {
   std::vector<TensorEntry> entries;
   for (const TensorInfo& tensor : shards.header().tensors) {
     if (IsMoment(tensor.name) == moments)
@@ -185,56 +184,13 @@ absl::StatusOr<CheckpointState> ParseState(std::string_view text) {
   return state;
 }
 
-std::string ManifestText(const std::vector<CheckpointFile>& files) {
-  nlohmann::json table = nlohmann::json::object();
-  for (const CheckpointFile& file : files) {
-    table[file.name] = {{"sha256", file.sha256}, {"size_bytes", file.size_bytes}};
-  }
-  const nlohmann::json json = {{"files", table}, {"format_version", kFormatVersion}};
-  return json.dump(2) + "\n";
-}
-
-absl::StatusOr<std::vector<CheckpointFile>> ParseManifest(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || json.value("format_version", nlohmann::json()) != kFormatVersion ||
-      !json.contains("files") || !json["files"].is_object()) {
-    return Invalid("not a manifest");
-  }
-  std::vector<CheckpointFile> files;
-  for (const auto& [name, file] : json["files"].items()) {
-    if (!file.is_object() || !file.contains("sha256") || !file["sha256"].is_string() ||
-        !file.contains("size_bytes") || !file["size_bytes"].is_number_unsigned()) {
-      return Invalid(absl::StrCat("no size and sha256 for ", Quoted(name)));
-    }
-    files.push_back({name, file["size_bytes"].get<uint64_t>(), file["sha256"].get<std::string>()});
-  }
-  // The four names, sorted as a JSON object's keys are.
-  const std::vector<std::string> expected = {kAdapterConfigFile, kAdapterModelFile, kOptimizerFile,
-                                             kStateFile};
-  const bool complete = std::equal(
-      files.begin(), files.end(), expected.begin(), expected.end(),
-      [](const CheckpointFile& file, const std::string& name) { return file.name == name; });
-  if (!complete) return Invalid("it does not list exactly the files of a checkpoint");
-  return files;
-}
-
-absl::StatusOr<std::string> HashOf(Files& files, const std::string& path, uint64_t bytes) {
-  Sha256 sha;
-  for (uint64_t offset = 0; offset < bytes; offset += kChunkBytes) {
-    const absl::StatusOr<std::string> chunk = files.ReadRange(path, offset, kChunkBytes);
-    if (!chunk.ok()) return chunk.status();
-    sha.Update(*chunk);
-  }
-  return sha.HexDigest();
-}
-
 // Writes everything but the rename: the files, each synced, and the manifest after them.
-absl::StatusOr<std::vector<CheckpointFile>> WriteFiles(Files& files, const std::string& directory,
-                                                       const Shards& shards,
-                                                       const CheckpointState& state,
-                                                       const PeftConfig& config) {
-  std::vector<CheckpointFile> written;
-  const auto keep = [&written](absl::StatusOr<CheckpointFile> file) {
+absl::StatusOr<std::vector<ListedFile>> WriteFiles(Files& files, const std::string& directory,
+                                                   const Shards& shards,
+                                                   const CheckpointState& state,
+                                                   const PeftConfig& config) {
+  std::vector<ListedFile> written;
+  const auto keep = [&written](absl::StatusOr<ListedFile> file) {
     if (file.ok()) written.push_back(*std::move(file));
     return file.status();
   };
@@ -307,7 +263,7 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
   const std::string temporary = absl::StrCat(directory, ".tmp");
   if (absl::Status status = RemoveTree(files, temporary); !status.ok()) return status;
   if (absl::Status status = files.MakeDirectory(temporary); !status.ok()) return status;
-  absl::StatusOr<std::vector<CheckpointFile>> written =
+  absl::StatusOr<std::vector<ListedFile>> written =
       WriteFiles(files, temporary, *shards, expected, config);
   if (!written.ok()) return written.status();
   if (absl::Status status = files.SyncDirectory(temporary); !status.ok()) return status;
@@ -317,12 +273,15 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
 }
 
 absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& directory, bool verify) {
-  const std::string manifest_path = JoinPath(directory, kManifestFile);
-  const absl::StatusOr<std::string> manifest = files.ReadAll(manifest_path, kTextLimit);
-  if (!manifest.ok()) return manifest.status();
-  absl::StatusOr<std::vector<CheckpointFile>> listed = ParseManifest(*manifest);
-  if (!listed.ok()) return At(manifest_path, listed.status());
-  for (const CheckpointFile& file : *listed) {
+  const absl::StatusOr<std::vector<ListedFile>> listed = ReadManifest(files, directory);
+  if (!listed.ok()) return listed.status();
+  const std::vector<std::string> expected = {kAdapterConfigFile, kAdapterModelFile, kOptimizerFile,
+                                             kStateFile};
+  if (!std::ranges::equal(*listed, expected, {}, &ListedFile::name)) {
+    return At(JoinPath(directory, kManifestFile),
+              Invalid("it does not list exactly the files of a checkpoint"));
+  }
+  for (const ListedFile& file : *listed) {
     const std::string path = JoinPath(directory, file.name);
     const absl::StatusOr<uint64_t> size = files.Size(path);
     if (!size.ok()) return size.status();
@@ -331,7 +290,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& direc
           absl::StrCat(path, ": has ", *size, " bytes, the manifest says ", file.size_bytes));
     }
     if (!verify) continue;
-    const absl::StatusOr<std::string> sha256 = HashOf(files, path, *size);
+    const absl::StatusOr<std::string> sha256 = HashOf(files, path);
     if (!sha256.ok()) return sha256.status();
     if (*sha256 != file.sha256)
       return Invalid(absl::StrCat(path, ": its sha256 is not the manifest's"));
@@ -341,7 +300,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(Files& files, const std::string& direc
   if (!text.ok()) return text.status();
   absl::StatusOr<CheckpointState> state = ParseState(*text);
   if (!state.ok()) return At(state_path, state.status());
-  return Checkpoint{directory, *std::move(state), *std::move(listed)};
+  return Checkpoint{directory, *std::move(state), *listed};
 }
 
 }  // namespace lorad::storage

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "storage/adapters/manifest.h"
 #include "storage/adapters/peft.h"
 #include "storage/files/files.h"
 #include "storage/tensors/safetensors.h"
@@ -25,7 +26,6 @@ namespace lorad::storage {
 
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
-inline constexpr char kManifestFile[] = "manifest.json";
 inline constexpr char kFirstMomentSuffix[] = ".exp_avg";
 inline constexpr char kSecondMomentSuffix[] = ".exp_avg_sq";
 
@@ -37,16 +37,10 @@ struct CheckpointState {
   bool operator==(const CheckpointState&) const = default;
 };
 
-struct CheckpointFile {
-  std::string name;
-  uint64_t size_bytes = 0;
-  std::string sha256;
-};
-
 struct Checkpoint {
   std::string directory;
   CheckpointState state;
-  std::vector<CheckpointFile> files;  // the manifest's, sorted by name; without the manifest itself
+  std::vector<ListedFile> files;  // the manifest's, sorted by name; without the manifest itself
 };
 
 // ---- shards ----

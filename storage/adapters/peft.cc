@@ -15,9 +15,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "storage/adapters/manifest.h"
 #include "storage/files/config_reader.h"
 #include "storage/files/errors.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::storage {
 namespace {
@@ -289,6 +291,11 @@ absl::StatusOr<PeftAdapter> PeftAdapter::Open(const std::string& directory, File
   const std::string config_path = JoinPath(directory, kAdapterConfigFile);
   const absl::StatusOr<std::string> text = files.ReadAll(config_path, kConfigLimit);
   if (!text.ok()) return text.status();
+  const absl::StatusOr<std::string> listed = ListedSha256(files, directory, kAdapterConfigFile);
+  if (!listed.ok()) return listed.status();
+  if (absl::Status same = CheckListed(config_path, Sha256::Of(*text), *listed); !same.ok()) {
+    return same;
+  }
   absl::StatusOr<PeftConfig> config = ParsePeftConfig(*text);
   if (!config.ok()) return At(config_path, config.status());
   absl::StatusOr<SafetensorsFile> file =

@@ -64,7 +64,8 @@ absl::StatusOr<std::vector<std::string>> CheckAdapterTensors(const PeftConfig& c
 // An adapter directory at rest.
 class PeftAdapter {
  public:
-  // Checks all that can be checked without a model: config and tensors. Values are not read.
+  // Checks all that can be checked without a model: config and tensors. Values are not read. Where
+  // the directory has a manifest, a config that is not the listed one is CHECKPOINT_CORRUPT.
   // `files` must outlive it.
   static absl::StatusOr<PeftAdapter> Open(const std::string& directory, Files& files = RealFiles());
 

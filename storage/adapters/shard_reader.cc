@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "storage/adapters/manifest.h"
 #include "storage/adapters/peft.h"
 #include "storage/files/errors.h"
 
@@ -12,12 +12,6 @@ namespace lorad::storage {
 namespace {
 
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
-
-absl::Status Corrupt(std::string_view message) {
-  absl::Status status = absl::DataLossError(Absl(message));
-  status.SetPayload(Absl(kReasonPayload), absl::Cord("CHECKPOINT_CORRUPT"));
-  return status;
-}
 
 // The meaning of an error in a file that was whole once.
 absl::Status AsDamage(Files& files, const std::string& directory, const absl::Status& status) {
@@ -27,13 +21,13 @@ absl::Status AsDamage(Files& files, const std::string& directory, const absl::St
 
 // The text files, which are small; the others are hashed on their way.
 absl::Status VerifyTexts(Files& files, const Checkpoint& checkpoint) {
-  for (const CheckpointFile& file : checkpoint.files) {
+  for (const ListedFile& file : checkpoint.files) {
     if (file.name != kStateFile && file.name != kAdapterConfigFile) continue;
     const std::string path = JoinPath(checkpoint.directory, file.name);
     const absl::StatusOr<std::string> text = files.ReadAll(path, kReadAllLimit);
     if (!text.ok()) return text.status();
-    if (Sha256::Of(*text) != file.sha256) {
-      return Corrupt(absl::StrCat(path, ": its sha256 is not the manifest's"));
+    if (absl::Status same = CheckListed(path, Sha256::Of(*text), file.sha256); !same.ok()) {
+      return same;
     }
   }
   return absl::OkStatus();
@@ -44,6 +38,20 @@ bool IsMoment(std::string_view name) {
 }
 
 }  // namespace
+
+absl::Status VerifyCheckpoint(Files& files, const std::string& directory) {
+  const absl::Status status = OpenCheckpoint(files, directory, true).status();
+  return status.ok() ? CheckPlace(files, directory) : AsDamage(files, directory, status);
+}
+
+absl::Status CheckPlace(Files& files, const std::string& directory) {
+  const absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(files, directory, false);
+  if (!checkpoint.ok()) return absl::OkStatus();
+  const CheckpointState& state = checkpoint->state;
+  if (directory.ends_with(absl::StrCat("/", state.job, "/", state.step))) return absl::OkStatus();
+  return Corrupt(absl::StrCat(JoinPath(directory, kStateFile), ": it is of job ", Quoted(state.job),
+                              " at step ", state.step));
+}
 
 absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfCheckpoint(
     Files& files, const std::string& directory) {
@@ -85,20 +93,39 @@ absl::StatusOr<std::unique_ptr<ShardReader>> ShardReader::OfAdapter(Files& files
                                                                     const std::string& job) {
   std::unique_ptr<ShardReader> reader(new ShardReader(files));
   const std::string config_path = JoinPath(directory, kAdapterConfigFile);
+  const std::string path = JoinPath(directory, kAdapterModelFile);
   const absl::StatusOr<std::string> text = files.ReadAll(config_path, kReadAllLimit);
   if (!text.ok()) return text.status();
+  const auto of_config = ListedSha256(files, directory, kAdapterConfigFile);
+  const auto of_model = ListedSha256(files, directory, kAdapterModelFile);
+  if (!of_config.ok()) return AsDamage(files, directory, of_config.status());
+  if (!of_model.ok()) return AsDamage(files, directory, of_model.status());
+  absl::Status same = CheckListed(config_path, Sha256::Of(*text), *of_config);
+  if (!same.ok()) return same;
+  reader->committed_ = !of_model->empty();
+  if (reader->committed_) {
+    // Its tensors lie in another order than a shard's, so it is read twice.
+    const absl::StatusOr<std::string> sha256 = HashOf(files, path);
+    if (!sha256.ok()) return AsDamage(files, directory, sha256.status());
+    same = CheckListed(path, *sha256, *of_model);
+    if (!same.ok()) return same;
+  }
   const absl::StatusOr<PeftConfig> config = ParsePeftConfig(*text);
   if (!config.ok()) return At(config_path, config.status());
-  const std::string path = JoinPath(directory, kAdapterModelFile);
-  if (absl::Status status = reader->AddSource(path, ""); !status.ok()) return status;
+  if (absl::Status status = reader->AddSource(path, ""); !status.ok()) {
+    return reader->committed_ ? AsDamage(files, directory, status) : status;
+  }
   const auto modules = CheckAdapterTensors(*config, reader->sources_.front().file.header());
-  if (!modules.ok()) return At(path, modules.status());
+  if (!modules.ok()) {
+    const absl::Status status = At(path, modules.status());
+    return reader->committed_ ? AsDamage(files, directory, status) : status;
+  }
   reader->Plan({job, 0, ""});
   return reader;
 }
 
 absl::Status ShardReader::AddSource(const Checkpoint& checkpoint, const std::string& name) {
-  const auto listed = std::ranges::find(checkpoint.files, name, &CheckpointFile::name);
+  const auto listed = std::ranges::find(checkpoint.files, name, &ListedFile::name);
   return AddSource(JoinPath(checkpoint.directory, name), listed->sha256);
 }
 
@@ -168,8 +195,8 @@ absl::StatusOr<std::string> ShardReader::ReadTensor() {
 
 absl::Status ShardReader::CheckSums() {
   for (Source& source : sources_) {
-    if (source.sha256.empty() || source.sha.HexDigest() == source.sha256) continue;
-    return Corrupt(absl::StrCat(source.file.path(), ": its sha256 is not the manifest's"));
+    absl::Status same = CheckListed(source.file.path(), source.sha.HexDigest(), source.sha256);
+    if (!same.ok()) return same;
   }
   return absl::OkStatus();
 }

@@ -33,8 +33,9 @@ class ShardReader {
   static absl::StatusOr<std::unique_ptr<ShardReader>> OfWeights(Files& files,
                                                                 const std::string& directory,
                                                                 const std::string& job);
-  // An adapter in PEFT's layout likewise, converted to float32. Nothing says what it must be, but
-  // its own form: errors as of PeftAdapter.
+  // An adapter in PEFT's layout likewise, converted to float32. Damage is found by its manifest; of
+  // one that an older version imported nothing says what it must be, but its own form: errors as of
+  // PeftAdapter.
   static absl::StatusOr<std::unique_ptr<ShardReader>> OfAdapter(Files& files,
                                                                 const std::string& directory,
                                                                 const std::string& job);
@@ -67,5 +68,12 @@ class ShardReader {
   size_t tensor_ = 0;  // of the layout's, that is next,
   uint64_t done_ = 0;  // and how many bytes of it, as they lie in its file
 };
+
+// CHECKPOINT_CORRUPT where the state of a checkpoint is not that of its folder, ../JOB/STEP: whole
+// in itself, it lies where another one was committed. What cannot be read is its reader's to say.
+absl::Status CheckPlace(Files& files, const std::string& directory);
+
+// Reads a whole checkpoint: OK, or the errors that a reader of it has, and CheckPlace.
+absl::Status VerifyCheckpoint(Files& files, const std::string& directory);
 
 }  // namespace lorad::storage

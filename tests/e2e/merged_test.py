@@ -3,6 +3,7 @@
 usage: merged_test.py [TEST ...]
 """
 
+import json
 import os
 import shutil
 import signal
@@ -69,6 +70,41 @@ def test_merged():
         assert "DIRECTORY_EXISTS" in refused.err, refused
         refused = house.run("checkpoint", "get", job, "--merged", "--all", "-o", house.folder / "x")
         assert refused.status == 2, refused
+    house.clear()
+
+
+def flip_a_byte(path):
+    good = path.read_bytes()
+    path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
+    return good
+
+
+def test_a_damaged_adapter():
+    """Of a checkpoint or an import: it is found by its manifest, and not merged, asked or trained from."""
+    with House() as house:
+        job = train(house, MODEL)
+        house.lora("checkpoint", "get", job, "-o", house.folder / "adapter")
+        house.lora("adapter", "import", "mine", "--path", house.folder / "adapter")
+        going_on = {"base_model": "base", "training_dataset": "rows", "adapter": {"init_from": "mine"},
+                    "training": {"max_steps": 1, "batch_size": 3, "max_length": 256}}
+        path = house.folder / "going_on.json"
+        path.write_text(json.dumps(going_on))
+        merged = ("checkpoint", "get", job, "--merged", "-o", house.folder / "x")
+        [weights] = house.data_dir.glob("adapters/mine-*/adapter_model.safetensors")
+        for damaged, call in ((f"checkpoints/{job}/4/adapter_model.safetensors", merged),
+                              ("adapters/mine-*/adapter_config.json", ("submit", "-f", path)),
+                              ("adapters/mine-*/adapter_config.json", ("generate", "base+mine", "a", "--raw"))):
+            [file] = house.data_dir.glob(damaged)
+            good = flip_a_byte(file)
+            found = house.run(*call)
+            assert found.status == 1 and "CHECKPOINT_CORRUPT" in found.err, found
+            file.write_bytes(good)
+        good = flip_a_byte(weights)
+        [failed] = house.wait([house.submit(going_on)], state="FAILED")
+        assert failed["error"]["reason"] == "CHECKPOINT_CORRUPT", failed
+        weights.write_bytes(good)
+        house.wait([house.submit(going_on)])
+        house.lora(*merged)
     house.clear()
 
 
@@ -150,4 +186,4 @@ def test_a_base_that_changed():
 
 
 if __name__ == "__main__":
-    main([test_merged, test_cut_off, test_full_disk, test_a_base_that_changed])
+    main([test_merged, test_a_damaged_adapter, test_cut_off, test_full_disk, test_a_base_that_changed])

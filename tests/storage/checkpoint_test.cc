@@ -220,6 +220,35 @@ TEST_CASE("an adapter alone streams as a shard without moments, in float32", "[c
     ConvertToFloat(tensor.type, shard.data() + header->data_begin + tensor.begin, 4, values.data());
     CHECK(values == std::vector<float>(4, 1.0f));
   }
+
+  // With the manifest that an import writes, what is damaged at rest does not stream.
+  std::vector<ListedFile> listed;
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
+    const std::string bytes = directory.Read(name);
+    listed.push_back({name, bytes.size(), Sha256::Of(bytes)});
+  }
+  directory.Write("manifest.json", ManifestText(listed));
+  const auto read = [&] {
+    return Read(ShardReader::OfAdapter(RealFiles(), directory.path(), "job-9"));
+  };
+  CHECK(read().value() == shard);
+  CHECK(PeftAdapter::Open(directory.path()).ok());
+  std::string other = data;
+  other.back() = '\0';
+  directory.Write("adapter_model.safetensors", layout.prefix() + other);
+  CHECK(ReasonOf(read().status()) == "CHECKPOINT_CORRUPT");
+  directory.Write("adapter_model.safetensors", layout.prefix() + data.substr(0, 40));
+  CHECK(ReasonOf(read().status()) == "CHECKPOINT_CORRUPT");
+  directory.Write("adapter_model.safetensors", layout.prefix() + data);
+  PeftConfig config = Config();
+  config.alpha += 1;
+  directory.Write("adapter_config.json", WritePeftConfig(config));
+  CHECK(ReasonOf(read().status()) == "CHECKPOINT_CORRUPT");
+  CHECK(ReasonOf(PeftAdapter::Open(directory.path()).status()) == "CHECKPOINT_CORRUPT");
+  directory.Write("adapter_config.json", WritePeftConfig(Config()));
+  CHECK(read().value() == shard);
+  directory.Write("manifest.json", "{}");
+  CHECK(ReasonOf(read().status()) == "CHECKPOINT_CORRUPT");
 }
 
 TEST_CASE("a shard that is not what was asked for is refused", "[checkpoint]") {

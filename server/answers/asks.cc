@@ -12,6 +12,7 @@
 #include "storage/datasets/dataset.h"
 #include "storage/datasets/prompt.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 #include "storage/models/model_directory.h"
 
 namespace lorad::server {
@@ -57,10 +58,11 @@ void CheckAsk(const v1::Ask& ask, int index, std::vector<FieldViolation>* wrong)
   }
 }
 
-// The rows of each dataset that are asked.
+// The rows of a dataset that are asked. All of its bytes are read, and are those that were uploaded.
 absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
                               const std::vector<int64_t>& wanted) {
-  const absl::StatusOr<std::string> path = driver.DatasetPath(dataset);
+  std::string sha256;
+  const absl::StatusOr<std::string> path = driver.DatasetPath(dataset, &sha256);
   if (!path.ok()) return path.status();
   const int64_t last = *std::ranges::max_element(wanted);
   Rows rows;
@@ -72,13 +74,20 @@ absl::StatusOr<Rows> ReadRows(Driver& driver, const std::string& dataset,
                                       rows.emplace(row, content);
                                     return absl::OkStatus();
                                   });
-  for (uint64_t offset = 0; seen <= last;) {
+  storage::Sha256 hash;
+  absl::Status scanned;
+  for (uint64_t offset = 0;;) {
     const absl::StatusOr<std::string> bytes = driver.files().ReadRange(*path, offset, kReadBytes);
     if (!bytes.ok()) return bytes.status();
     if (bytes->empty()) break;
     offset += bytes->size();
-    if (absl::Status status = scanner.Add(*bytes); !status.ok()) return status;
+    hash.Update(*bytes);
+    if (seen <= last && scanned.ok()) scanned = scanner.Add(*bytes);
   }
+  if (absl::Status same = storage::CheckDataset(*path, hash.HexDigest(), sha256); !same.ok()) {
+    return same;
+  }
+  if (!scanned.ok()) return scanned;
   if (seen <= last) scanner.Finish();
   if (rows.contains(last)) return rows;
   return Error(absl::StatusCode::kNotFound, "ROW_NOT_FOUND",

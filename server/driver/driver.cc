@@ -175,9 +175,10 @@ class DriverImpl final : public Driver, private Sinks {
     }
     return checkpoint;
   }
-  absl::StatusOr<std::string> DatasetPath(const std::string& name) override {
+  absl::StatusOr<std::string> DatasetPath(const std::string& name, std::string* sha256) override {
     absl::StatusOr<records::DatasetRecord> record = ReadDataset(*store_, name);
     if (!record.ok()) return record.status();
+    if (sha256) *sha256 = record->dataset().sha256();
     return data_dir_.Full(record->path());
   }
   absl::StatusOr<std::string> AdapterPath(const std::string& name) override {

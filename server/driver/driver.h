@@ -109,8 +109,10 @@ class Driver {
   // Step 0 = the newest. `path`, if given, gets the checkpoint's directory (whole path).
   virtual absl::StatusOr<v1::Checkpoint> GetCheckpoint(const v1::GetCheckpointRequest&,
                                                        std::string* path = nullptr) = 0;
-  // A dataset's file, an imported adapter's directory (whole paths).
-  virtual absl::StatusOr<std::string> DatasetPath(const std::string& name) = 0;
+  // A dataset's file, an imported adapter's directory (whole paths). `sha256`, if given, gets that
+  // of the file as it was uploaded.
+  virtual absl::StatusOr<std::string> DatasetPath(const std::string& name,
+                                                  std::string* sha256 = nullptr) = 0;
   virtual absl::StatusOr<std::string> AdapterPath(const std::string& name) = 0;
 
   // OK, or what clients' writes are answered now, because there is no room on the disk: who brings

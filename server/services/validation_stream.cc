@@ -9,6 +9,7 @@
 #include "server/errors/errors.h"
 #include "server/errors/grpc_status.h"
 #include "server/validation/limits.h"
+#include "storage/datasets/dataset.h"
 #include "storage/files/files.h"
 
 namespace lorad::server {
@@ -17,13 +18,6 @@ namespace {
 absl::Status NotFirst() {
   return InvalidFields("request",
                        {{"config", "the first message, and no other, must be the config"}});
-}
-
-absl::Status DatasetChanged(const std::string& name) {
-  return Error(absl::StatusCode::kDataLoss, "DATASET_CHANGED",
-               absl::StrCat("the file of dataset '", name,
-                            "' is not what was uploaded any more; delete the dataset and upload it "
-                            "again, or put the file back from a backup"));
 }
 
 absl::Status Left() { return absl::CancelledError("the client left in mid-upload"); }
@@ -158,7 +152,9 @@ void ValidationStream::ReadStored() {
   stored_offset_ += bytes->size();
   stored_hash_.Update(*bytes);
   if (bytes->empty()) {
-    if (stored_hash_.HexDigest() != stored_sha256_) return End(DatasetChanged(config_->dataset()));
+    absl::Status same =
+        storage::CheckDataset(stored_path_, stored_hash_.HexDigest(), stored_sha256_);
+    if (!same.ok()) return End(same);
     validation_->Finish();
     complete_ = true;
   } else if (absl::Status status = validation_->Add(*bytes); !status.ok()) {

@@ -183,6 +183,15 @@ void DatasetScanner::AddError(std::string reason) {
   }
 }
 
+absl::Status CheckDataset(const std::string& path, std::string_view sha256,
+                          std::string_view uploaded) {
+  if (sha256 == uploaded) return absl::OkStatus();
+  return WithReason(absl::StatusCode::kDataLoss, "DATASET_CHANGED",
+                    absl::StrCat(path,
+                                 ": the file is not what was uploaded any more; put it back from a "
+                                 "backup, or delete the dataset and upload it again"));
+}
+
 // The file may change at any time, so what is hashed is what is scanned, to the end.
 absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
                                           std::string_view sha256, const DatasetLimits& limits,
@@ -203,12 +212,7 @@ absl::StatusOr<DatasetReport> ScanDataset(Files& files, const std::string& path,
     offset += chunk->size();
     if (chunk->size() < kChunkBytes) break;
   }
-  if (hash.HexDigest() != sha256) {
-    return WithReason(absl::StatusCode::kDataLoss, "DATASET_CHANGED",
-                      absl::StrCat(path,
-                                   ": the file is not what was uploaded any more; put it back "
-                                   "from a backup, or delete the dataset and upload it again"));
-  }
+  if (absl::Status same = CheckDataset(path, hash.HexDigest(), sha256); !same.ok()) return same;
   if (!status.ok()) return status;
   return scanner.Finish();
 }

@@ -139,6 +139,11 @@ class DatasetScanner {
   size_t kind_ = 0;         // index in DatasetRow of that row
 };
 
+// OK, or DATA_LOSS (reason DATASET_CHANGED) where the bytes that were read of the file `path` have
+// another sha256 than those that were uploaded.
+absl::Status CheckDataset(const std::string& path, std::string_view sha256,
+                          std::string_view uploaded);
+
 // Runs a whole file through a scanner, 1 MiB at a time. DATA_LOSS (reason DATASET_CHANGED) where
 // the bytes that it was given are not those of `sha256`: then neither its report nor an error of a
 // row is one of the dataset, and what `on_row` was given is of no use. DATASET_UNREADABLE;

@@ -12,6 +12,7 @@
 
 #include "server/driver/driver.h"
 #include "storage/files/files.h"
+#include "storage/files/sha256.h"
 
 namespace lorad::server {
 
@@ -99,8 +100,13 @@ class FakeDriver final : public Driver {
                                                std::string* path) override {
     return checkpoint ? checkpoint(request, path) : absl::NotFoundError("no checkpoint");
   }
-  absl::StatusOr<std::string> DatasetPath(const std::string& name) override {
-    return dataset_path ? dataset_path(name) : absl::NotFoundError("no dataset");
+  absl::StatusOr<std::string> DatasetPath(const std::string& name, std::string* sha256) override {
+    if (!dataset_path) return absl::NotFoundError("no dataset");
+    const absl::StatusOr<std::string> path = dataset_path(name);
+    if (path.ok() && sha256) {
+      *sha256 = storage::Sha256::Of(*storage::RealFiles().ReadAll(*path, 1 << 20));
+    }
+    return path;
   }
   absl::StatusOr<std::string> AdapterPath(const std::string& name) override {
     return adapter_path ? adapter_path(name) : absl::NotFoundError("no adapter");

@@ -282,6 +282,7 @@ void Core::State::FinishStop() {
     turn_.Do(Send{worker->connection, std::move(message)});
     cluster_.End(*worker);
   }
+  cluster_.fits().Put();  // what was learned since the last tick
   for (const uint64_t request : std::exchange(stops_, {})) turn_.Answer(request, std::monostate());
 }
 

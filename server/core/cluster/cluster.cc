@@ -4,6 +4,7 @@
 #include <cassert>
 #include <limits>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
@@ -69,9 +70,10 @@ WorkerState* Cluster::FindConnection(uint64_t connection) {
 
 bool Cluster::MakeRoom() {
   if (workers_.size() < static_cast<size_t>(kWorkersMax)) return true;
-  // Those that are connected, or awaited, stand at the end.
+  // Those that are connected, or awaited, stand at the end, and drained ones before them.
   const auto first = std::ranges::min_element(workers_, {}, [](const auto& entry) {
-    return std::pair(!MayBeForgotten(entry.second), entry.second.lost_us);
+    const WorkerState& worker = entry.second;
+    return std::tuple(!MayBeForgotten(worker), worker.drained, worker.lost_us);
   });
   if (!MayBeForgotten(first->second)) return false;
   Erase(first);
@@ -81,7 +83,9 @@ bool Cluster::MakeRoom() {
 void Cluster::ForgetLost() {
   for (auto entry = workers_.begin(); entry != workers_.end();) {
     const WorkerState& worker = entry->second;
-    const bool old = MayBeForgotten(worker) && turn_.now_us() - worker.lost_us > kForgetUs;
+    // A drained one is drained until somebody says otherwise, also while its machine is away.
+    const bool old =
+        MayBeForgotten(worker) && !worker.drained && turn_.now_us() - worker.lost_us > kForgetUs;
     entry = old ? Erase(entry) : std::next(entry);
   }
 }

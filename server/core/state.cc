@@ -59,7 +59,11 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
-    job.since_us = now.steady_us;
+    // What it has waited counts on; by the wall's clock, which may have been set back meanwhile.
+    const int64_t queued_us = job.record.queued_wall_us();
+    const bool waits_on = job.state() == v1::Job::QUEUED && queued_us > 0;
+    job.since_us =
+        now.steady_us - (waits_on ? std::max<int64_t>(turn_.wall_us() - queued_us, 0) : 0);
     GroupState* group = GroupOf(job);
     const bool waits = group && group->members.contains(name);
     if (job.state() == v1::Job::CANCELLING) {

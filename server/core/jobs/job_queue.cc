@@ -26,7 +26,7 @@ std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
                       job.record.longest_tokens(), "/", job.adapter.ToText(), "/",
-                      content.base_model(), "/",
+                      content.base_model(), "/", options_.LabelGroup(content.labels()), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 
@@ -136,8 +136,7 @@ void JobQueue::SetTimer() {
 // few shapes more each, for they may be placed together. Those behind have their turn when these
 // are placed.
 std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& members) const {
-  const size_t each =
-      std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+  const size_t each = ViewOfShape();
   std::vector<std::pair<Key, const JobState*>> view;
   for (const auto& [shape, jobs] : shapes_) {
     size_t taken = 0;
@@ -154,6 +153,18 @@ std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& me
   std::vector<const JobState*> queue;
   for (const auto& [key, job] : view) queue.push_back(job);
   return queue;
+}
+
+size_t JobQueue::ViewOfShape() const {
+  return std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+}
+
+size_t JobQueue::Beyond(const JobState& job) const {
+  const auto shape = shapes_.find(ShapeOf(job));
+  const size_t each = ViewOfShape();
+  if (shape == shapes_.end() || shape->second.size() <= each) return 0;
+  const auto first = std::next(shape->second.begin(), static_cast<int64_t>(each));
+  return KeyOf(job) < first->first || !shape->second.contains(KeyOf(job)) ? 0 : each;
 }
 
 std::vector<JobState*> JobQueue::All() const {

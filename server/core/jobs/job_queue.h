@@ -24,6 +24,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "server/core/events/options.h"
 #include "server/core/events/turn.h"
 #include "server/core/jobs/job_state.h"
 #include "server/core/jobs/quotas.h"
@@ -32,7 +33,8 @@ namespace lorad::server {
 
 class JobQueue {
  public:
-  JobQueue(Turn& turn, const Quotas& quotas) : turn_(turn), quotas_(quotas) {}
+  JobQueue(const CoreOptions& options, Turn& turn, const Quotas& quotas)
+      : options_(options), turn_(turn), quotas_(quotas) {}
 
   void Enter(JobState& job);
   void Leave(JobState& job);
@@ -58,6 +60,8 @@ class JobQueue {
   // The jobs that a decision looks at, in the order of the queue. Jobs among `members` are about to
   // leave their groups, and are left out.
   std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
+  // So many of its kind come before it that a decision does not look at it; 0: it does.
+  size_t Beyond(const JobState& job) const;
   // Every one, in its order.
   std::vector<JobState*> All() const;
 
@@ -76,7 +80,9 @@ class JobQueue {
   void CountPlaces() const;
   std::string ShapeOf(const JobState& job) const;
   bool Withhold(JobState& job);  // whether it was offered
+  size_t ViewOfShape() const;    // so many of each shape a decision looks at
 
+  const CoreOptions& options_;
   Turn& turn_;
   const Quotas& quotas_;
   std::map<Key, JobState*> queue_;

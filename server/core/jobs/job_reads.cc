@@ -32,9 +32,7 @@ v1::Job JobTable::View(const JobState& state) const {
   v1::Job job = state.job();
   if (job.state() == v1::Job::QUEUED) {
     job.mutable_queue()->set_place(queue_.PlaceOf(state));
-    job.mutable_queue()->set_why(!turn_.room().ok()  ? std::string(turn_.room().message())
-                                 : state.why.empty() ? "waits to be scheduled"
-                                                     : state.why);
+    job.mutable_queue()->set_why(WhyQueued(state));
     if (state.forecast) *job.mutable_queue()->mutable_forecast() = ToProto(state.forecast);
   } else if (job.state() == v1::Job::VALIDATING && !state.why.empty()) {
     job.mutable_queue()->set_why(state.why);
@@ -43,6 +41,14 @@ v1::Job JobTable::View(const JobState& state) const {
   if (group && IsPlaced(job.state())) job.set_packed_with(GroupTable::OthersIn(*group));
   ShowStalled(&state, &job);
   return job;
+}
+
+std::string JobTable::WhyQueued(const JobState& state) const {
+  if (!turn_.room().ok()) return std::string(turn_.room().message());
+  if (const size_t before = queue_.Beyond(state); before > 0) {
+    return absl::StrCat("behind ", before, " jobs like it, which come before it");
+  }
+  return state.why.empty() ? "waits to be scheduled" : state.why;
 }
 
 void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {

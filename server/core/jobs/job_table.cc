@@ -188,7 +188,10 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
   jobs_by_state_[from]--;
   jobs_by_state_[to]++;
   job.job().set_state(to);
-  if (to == v1::Job::QUEUED) queue_.Enter(job);
+  if (to == v1::Job::QUEUED) {
+    job.record.set_queued_wall_us(turn_.wall_us());
+    queue_.Enter(job);
+  }
   if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.since_us = turn_.now_us();
   // One that was sent away before its slot was loaded runs for a moment on its way out.
   if (to != v1::Job::RUNNING) job.moves_to.clear();

@@ -53,7 +53,7 @@ class JobTable {
         rows_(rows),
         groups_(groups),
         quotas_(quotas),
-        queue_(turn, quotas),
+        queue_(options, turn, quotas),
         ages_(options.watch_keep_ms * 1000) {}
   // Takes what it needs out of `stored`. REQUIRES: the quotas are loaded.
   absl::Status Load(StoredState& stored);
@@ -153,6 +153,7 @@ class JobTable {
   // ---- requests that it answers by itself, and what they show (job_reads.cc) ----
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
+  std::string WhyQueued(const JobState& state) const;
   // That it waits where it is, if it does. `state`: null where its record alone is kept.
   void ShowStalled(const JobState* state, v1::Job* job) const;
   void On(uint64_t request, const v1::GetJobRequest& content) const;

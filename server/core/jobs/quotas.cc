@@ -1,6 +1,10 @@
 #include "server/core/jobs/quotas.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/catalog/stored.h"
 #include "server/core/events/records.pb.h"
 #include "server/core/events/store_kinds.h"
@@ -22,6 +26,10 @@ enum class Jobs { kRun, kAreQueued };
 
 using Violations = std::vector<std::pair<std::string, std::string>>;
 
+constexpr char kRunningJobs[] = " running_jobs";
+constexpr char kQueuedJobs[] = " queued_jobs";
+constexpr char kStoredBytes[] = " stored_bytes";
+
 std::string JobsText(const std::string& label, int64_t jobs, int64_t limit, Jobs what) {
   const bool one = jobs == 1;
   const char* verb = what == Jobs::kRun ? (one ? "runs" : "run") : one ? "is queued" : "are queued";
@@ -32,18 +40,28 @@ std::string JobsText(const std::string& label, int64_t jobs, int64_t limit, Jobs
 void AddJobs(const std::string& label, int64_t jobs, int64_t limit, Jobs what,
              Violations* violations) {
   if (jobs < limit) return;
-  const char* name = what == Jobs::kRun ? " running_jobs" : " queued_jobs";
+  const char* name = what == Jobs::kRun ? kRunningJobs : kQueuedJobs;
   violations->emplace_back(absl::StrCat(label, name), JobsText(label, jobs, limit, what));
 }
 
-absl::Status Answer(const Violations& violations, const char* remedy) {
-  if (violations.empty()) return absl::OkStatus();
-  return QuotaExceeded(violations, absl::StrCat(remedy,
-                                                ", or have the limit raised (lora quota "
-                                                "set)"));
+// What helps against limits of these kinds.
+std::string RemedyOf(const Violations& violations) {
+  const auto any = [&](std::string_view kind) {
+    return std::ranges::any_of(violations,
+                               [&](const auto& entry) { return entry.first.ends_with(kind); });
+  };
+  std::vector<std::string> ways;
+  if (any(kQueuedJobs)) ways.push_back("wait until some of them run or end, pause or cancel some");
+  if (any(kRunningJobs)) ways.push_back("wait until some that run end, pause or cancel some");
+  if (any(kStoredBytes)) ways.push_back("delete ended jobs that nobody needs (lora rm)");
+  return absl::StrJoin(ways, "; ");
 }
 
-constexpr char kFewerQueued[] = "wait until some of them run or end, pause or cancel some";
+absl::Status Answer(const Violations& violations) {
+  if (violations.empty()) return absl::OkStatus();
+  return QuotaExceeded(violations, absl::StrCat(RemedyOf(violations),
+                                                ", or have the limit raised (lora quota set)"));
+}
 
 }  // namespace
 
@@ -151,12 +169,12 @@ absl::Status Quotas::CheckCreate(const Labels& labels) const {
     }
     if (quota->has_stored_bytes() && use.stored_bytes >= quota->stored_bytes()) {
       violations.emplace_back(
-          absl::StrCat(label, " stored_bytes"),
+          absl::StrCat(label, kStoredBytes),
           absl::StrCat("quota ", label, ": ", use.stored_bytes, " of ", quota->stored_bytes(),
-                       " bytes are stored in checkpoints (lora rm frees those of ended jobs)"));
+                       " bytes are stored in checkpoints"));
     }
   }
-  return Answer(violations, kFewerQueued);
+  return Answer(violations);
 }
 
 absl::Status Quotas::CheckQueue(const Labels& labels) const {
@@ -181,7 +199,7 @@ absl::Status Quotas::CheckLabels(const Labels& before, const Labels& after,
       AddJobs(label, of_all.running_jobs, quota->running_jobs(), Jobs::kRun, &violations);
     }
   }
-  return Answer(violations, kFewerQueued);
+  return Answer(violations);
 }
 
 bool Quotas::Allowance::Take(const Labels& labels, std::string* why) {

@@ -174,6 +174,13 @@ TEST_CASE("jobs of the last worker wait while it is drained, and say so; also af
   world->Sleep(60'000'000);
   CHECK(WorkerOf(*world, name).state() == v1::Worker::DRAINED);
   CHECK(world->StateOf(job) == Job::QUEUED);
+  // Its machine is away for a weekend.
+  world->worker(0).Kill(/*restart=*/false);
+  world->Sleep(int64_t{3} * 24 * 3600 * 1'000'000);
+  CHECK(WorkerOf(*world, name).drained());
+  world->StartWorkers();
+  world->Sleep(60'000'000);
+  CHECK(WorkerOf(*world, name).state() == v1::Worker::DRAINED);
   CHECK_FALSE(world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(name)).drained());
   world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
@@ -268,6 +275,29 @@ TEST_CASE("a job of higher priority takes a place; the victim is saved first and
   CHECK(world->Job(second).attempts() == 2);
   CHECK(world->Job(high).attempts() == 1);
   world->CheckInvariants();
+}
+
+TEST_CASE("what a job has waited counts on after a crash") {
+  WorldOptions options = RoomForTwo();
+  options.delay_us_max = 20'000;  // so that steps take time
+  options.core.policy.minimum_run_s = 10;
+  options.core.policy.points_per_hour = 150;  // a point in 24 s
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = LargeJob(0);
+  content.mutable_training()->set_epochs(100'000);
+  content.mutable_training()->set_checkpoint_every_steps(10);
+  const std::string first = world->Submit(content);
+  const std::string second = world->Submit(content);
+  for (const std::string& job : {first, second}) {
+    world->RunUntil([&] { return world->Job(job).last_checkpoint_step() > 0; });
+  }
+  const std::string third = world->Submit(content);
+  world->Sleep(15'000'000);
+  REQUIRE(world->StateOf(third) == Job::QUEUED);
+  world->CrashCoordinator();
+  world->Sleep(20'000'000);                     // 35 s since it came
+  CHECK(world->StateOf(third) != Job::QUEUED);  // in the place of one that has run for 10 s
 }
 
 TEST_CASE(

@@ -40,10 +40,31 @@ TEST_CASE("however many wait that fit no worker, a small job behind them does no
   CHECK(world->Job(large[0]).queue().why().find("the largest worker offers") != std::string::npos);
 }
 
+TEST_CASE("however many of one user wait, another one's job has its share") {
+  WorldOptions options;
+  options.core.share_label = "team";
+  options.core.policy.fair_share = true;
+  auto world = MakeWorld(options);
+  const auto submit = [&](const char* team) {
+    Job job = World::NewJob();
+    (*job.mutable_labels())["team"] = team;
+    return world->Submit(job);
+  };
+  std::string first;
+  for (int i = 0; i < 300; ++i) first = i == 0 ? submit("math") : (submit("math"), first);
+  const std::string other = submit("art");
+  world->StartWorkers();
+  world->RunUntil([&] { return world->StateOf(first) == Job::RUNNING; });
+  CHECK(world->StateOf(other) != Job::QUEUED);
+  world->RunUntilState(other, Job::SUCCEEDED);
+}
+
 TEST_CASE("jobs of one shape go in their order, and all of them go") {
   auto world = MakeWorld();
   std::vector<std::string> jobs;
   for (int i = 0; i < 300; ++i) jobs.push_back(world->Submit(World::NewJob()));
+  CHECK(world->Job(jobs[256]).queue().why() == "behind 256 jobs like it, which come before it");
+  CHECK(world->Job(jobs[255]).queue().why() != world->Job(jobs[256]).queue().why());
   world->StartWorkers();
   world->RunUntil([&] { return world->StateOf(jobs[0]) == Job::RUNNING; });
   int64_t placed = 0;

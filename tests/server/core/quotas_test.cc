@@ -178,6 +178,10 @@ TEST_CASE("beyond stored bytes no job is created, until some are deleted") {
   const absl::Status refused = Create(*world, Of("team=math"));
   CHECK(Reason(refused) == "QUOTA_EXCEEDED");
   CHECK(SubjectsOf(refused) == std::vector<std::string>{"team=math stored_bytes"});
+  CHECK_THAT(
+      std::string(refused.message()),
+      Catch::EndsWith(" bytes are stored in checkpoints: delete ended jobs that nobody needs "
+                      "(lora rm), or have the limit raised (lora quota set)"));
   world->CrashCoordinator();
   CHECK(Reason(Create(*world, Of("team=math"))) == "QUOTA_EXCEEDED");
   v1::DeleteCheckpointRequest remove;

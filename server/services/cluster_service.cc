@@ -12,6 +12,7 @@
 #include "server/errors/errors.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
+#include "server/validation/names.h"
 #include "server/validation/quota.h"
 #include "storage/files/files.h"
 
@@ -65,11 +66,12 @@ class ClusterService final : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* DrainWorker(Context* context, const v1::DrainWorkerRequest* request,
                                         v1::Worker* response) override {
     auto* call = new UnaryCall(backend_, context);
-    if (request->reason().empty() || request->reason().size() > kDrainReasonBytesMax ||
-        !IsUtf8(request->reason())) {
+    const std::string wrong = request->reason().empty()
+                                  ? absl::StrCat("must be 1 to ", kDrainReasonBytesMax, " bytes")
+                                  : CheckVisibleText(request->reason(), kDrainReasonBytesMax);
+    if (!wrong.empty()) {
       return call->End(InvalidFields(
-          "request", {{"reason", absl::StrCat("must be 1 to ", kDrainReasonBytesMax,
-                                              " bytes of UTF-8: jobs that wait show it")}}));
+          "request", {{"reason", absl::StrCat(wrong, ": jobs that wait, and tables, show it")}}));
     }
     return call->Relay(*request, response);
   }

@@ -137,9 +137,13 @@ TEST_CASE_METHOD(ChangesFixture, "jobs that are not there are not paused") {
 
 TEST_CASE_METHOD(ChangesFixture, "a worker is drained by its name and for a reason") {
   const std::string wrong =
-      "INVALID_FIELDS reason: must be 1 to 200 bytes of UTF-8: jobs that wait show it;";
-  CHECK(Drain("w", "") == wrong);
+      "INVALID_FIELDS reason: must have at most 200 bytes, got 201: jobs that wait, and tables, "
+      "show it;";
   CHECK(Drain("w", std::string(201, 'x')) == wrong);
+  CHECK(Drain("w", "").starts_with("INVALID_FIELDS reason: must be 1 to 200 bytes"));
+  for (const char* reason : {"\x1b[31mred", "two\nlines", "\u202eback"}) {
+    CHECK(Drain("w", reason).starts_with("INVALID_FIELDS reason: must not hold "));
+  }
   CHECK(Drain("w", "a new disk") == "WORKER_NOT_FOUND");
   CHECK(Drain("", "a new disk") == "WORKER_NOT_FOUND");
   Context context;

@@ -89,7 +89,9 @@ absl::Status Leftovers::SweepJob(const std::string& folder) {
   if (files_.IsLink(data_dir_.Full(folder))) return absl::OkStatus();
   absl::StatusOr<size_t> left = Sweep(folder);
   if (!left.ok()) return left.status();
-  return *left > 0 ? absl::OkStatus() : files_.Remove(data_dir_.Full(folder));
+  // Without its folder a checkpoint that is gone would be on a disk that is away (shard_reader.h).
+  const bool stays = *left > 0 || HoldsUsed(folder);
+  return stays ? absl::OkStatus() : files_.Remove(data_dir_.Full(folder));
 }
 
 // How many entries are left in it.

@@ -140,7 +140,10 @@ TEST_CASE("what was on its way, being written or being removed is not kept") {
   folder.Write("checkpoints/job-2/10/adapter_config.json");  // no manifest
   folder.Write("checkpoints/job-3/10/manifest.json");        // its first file is removed
   folder.Write("adapters/a-1/adapter_model.safetensors");
-  CHECK(folder.Clear({}).empty());
+  folder.WriteCheckpoint("checkpoints/job-4/20.tmp");  // and the one that is named is gone
+  CHECK(folder.Clear({"checkpoints/job-4/10"}).empty());
+  CHECK(folder.Has("checkpoints/job-4"));
+  CHECK_FALSE(folder.Has("checkpoints/job-4/20.tmp"));
   CHECK(folder.Has("cache/whole"));
   for (const char* path : {"uploads/7-1", "cache/half.tmp", "checkpoints/job-1",
                            "checkpoints/job-2", "checkpoints/job-3", "adapters/a-1"}) {

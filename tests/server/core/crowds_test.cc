@@ -1,5 +1,8 @@
 // Many shapes in the queue, and many who ask and leave, as stories.
+#include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/server/core/scenario.h"
@@ -8,6 +11,33 @@ namespace lorad::server {
 namespace {
 
 using Job = v1::Job;
+
+TEST_CASE("16 equal jobs have four workers in equal parts, however they come") {
+  // Together before the workers, together after them, one by one.
+  for (const int come : {0, 1, 2}) {
+    CAPTURE(come);
+    WorldOptions options;
+    options.workers = 4;
+    options.delay_us_max = 1000;  // so that steps take time
+    auto world = MakeWorld(options);
+    if (come > 0) world->StartWorkers();
+    world->Settle();
+    Job content = World::NewJob();
+    content.mutable_training()->set_epochs(100'000);
+    std::vector<std::string> jobs;
+    for (int i = 0; i < 16; ++i) {
+      jobs.push_back(world->Submit(content));
+      if (come == 2) world->RunUntilState(jobs.back(), Job::RUNNING);
+    }
+    if (come == 0) world->StartWorkers();
+    for (const std::string& job : jobs) world->RunUntilState(job, Job::RUNNING);
+    std::map<std::string, int> of_group;
+    for (const std::string& job : jobs) ++of_group[world->Job(job).group()];
+    std::vector<int> parts;
+    for (const auto& [group, count] : of_group) parts.push_back(count);
+    CHECK(parts == std::vector<int>{4, 4, 4, 4});
+  }
+}
 
 TEST_CASE("jobs of more shapes than a decision once looked at do not hide one that fits") {
   constexpr int kShapes = 1500;

@@ -66,9 +66,11 @@ class ClusterService final : public v1::Cluster::CallbackService {
   grpc::ServerUnaryReactor* DrainWorker(Context* context, const v1::DrainWorkerRequest* request,
                                         v1::Worker* response) override {
     auto* call = new UnaryCall(backend_, context);
-    const std::string wrong = request->reason().empty()
-                                  ? absl::StrCat("must be 1 to ", kDrainReasonBytesMax, " bytes")
-                                  : CheckVisibleText(request->reason(), kDrainReasonBytesMax);
+    const std::string& reason = request->reason();
+    const std::string wrong =
+        reason.empty() || !IsUtf8(reason)
+            ? absl::StrCat("must be 1 to ", kDrainReasonBytesMax, " bytes of UTF-8")
+            : CheckVisibleText(reason, kDrainReasonBytesMax);
     if (!wrong.empty()) {
       return call->End(InvalidFields(
           "request", {{"reason", absl::StrCat(wrong, ": jobs that wait, and tables, show it")}}));

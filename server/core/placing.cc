@@ -121,7 +121,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   for (const auto& [name, worker] : cluster_.all()) {
     if (worker.connection == 0) {
       const int64_t bytes = worker.hello.memory_bytes();
-      if (bytes > view.away.budget_bytes) view.away = {name, bytes};
+      if (!worker.drained && bytes > view.away.budget_bytes) view.away = {name, bytes};
       continue;
     }
     planner::WorkerView& entry = view.workers.emplace_back();

@@ -82,6 +82,14 @@ TEST_CASE("a job that fits only a worker that is away waits for it and says why"
   world->RunUntilState(job, Job::QUEUED);
   CHECK_THAT(world->Job(job).queue().why(),
              Catch::EndsWith("bytes; waits for worker worker-0, which offers them and is away"));
+  // A drained one would not take it.
+  v1::DrainWorkerRequest drain;
+  drain.set_name("worker-0");
+  drain.set_reason("repair");
+  world->Get<v1::Worker>(drain);
+  world->Settle();
+  CHECK_THAT(world->Job(job).queue().why(), Catch::EndsWith("the largest worker offers 1024"));
+  world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("worker-0"));
   ComeBack(*world, job);
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <vector>
@@ -12,8 +11,6 @@
 #include "planner/schedule/view.h"
 
 namespace lorad::planner {
-
-inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
 struct HistoryJob {
   // As it is queued first; remaining_steps are all that it has. `arrival` is overwritten.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <map>
 #include <tuple>
 
 #include "planner/schedule/shapes.h"
@@ -12,20 +13,21 @@ namespace {
 
 class Chooser {
  public:
-  Chooser(const ClusterView& view, Footprints& sizes, const std::vector<GroupState>& groups,
-          const Waiter& waiter, double points)
+  Chooser(const ClusterView& view, Footprints& sizes, const std::vector<const GroupState*>& groups,
+          const Waiter& waiter, double points, Targets targets)
       : view_(view),
         sizes_(sizes),
         groups_(groups),
         waiter_(waiter),
         job_(*waiter.job),
-        points_(points) {}
+        points_(points),
+        targets_(targets) {}
 
   std::optional<Eviction> Choose(const std::vector<bool>& allowed) const {
     std::optional<Eviction> best;
     Harm least;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      if (!allowed[g] || !groups_[g].settled()) continue;
+      if (!allowed[g] || !groups_[g]->settled()) continue;
       std::optional<Eviction> eviction = Clear(g);
       if (!eviction) continue;
       const Harm harm = HarmOf(*eviction);
@@ -42,16 +44,16 @@ class Chooser {
   struct Candidate {
     size_t member = 0;
     bool evictable = false;
-    std::optional<size_t> to;
+    bool movable = false;
   };
 
   const RunningJob& Running(size_t group, size_t member) const {
-    return *groups_[group].members[member].running;
+    return *groups_[group]->members[member].running;
   }
 
   // The fewest leavers after whom the job has its room in the group, if there are such.
   std::optional<Eviction> Clear(size_t g) const {
-    const GroupState& group = groups_[g];
+    const GroupState& group = *groups_[g];
     // Who needs several workers drives out nobody of another base model, and those who have several
     // are not driven out by one: such groups drain.
     const bool several = waiter_.needs != nullptr || !group.stages.empty();
@@ -109,24 +111,23 @@ class Chooser {
   // Those who can be re-placed first, then the least important first.
   std::vector<Candidate> CandidatesOf(size_t g) const {
     std::vector<Candidate> candidates;
-    for (size_t m = 0; m < groups_[g].members.size(); ++m) {
-      const RunningJob* running = groups_[g].members[m].running;
+    for (size_t m = 0; m < groups_[g]->members.size(); ++m) {
+      const RunningJob* running = groups_[g]->members[m].running;
       if (running == nullptr || running->leaving || running->coming) continue;
       const bool had_its_time = running->running_s >= view_.policy.minimum_run_s;
-      Candidate candidate{m, false, std::nullopt};
+      Candidate candidate{.member = m};
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1);
       // A job that was moved stays, but for a higher static priority; nor is it moved then.
-      if (running->moved_s >= view_.policy.minimum_run_s) candidate.to = OtherGroup(g, m, {});
-      if (candidate.evictable || candidate.to) candidates.push_back(candidate);
+      candidate.movable = running->moved_s >= view_.policy.minimum_run_s && HasOtherGroup(g, m);
+      if (candidate.evictable || candidate.movable) candidates.push_back(candidate);
     }
     std::stable_sort(candidates.begin(), candidates.end(),
                      [&](const Candidate& a, const Candidate& b) {
                        const RunningJob& x = Running(g, a.member);
                        const RunningJob& y = Running(g, b.member);
-                       const bool a_stays = !a.to.has_value(), b_stays = !b.to.has_value();
-                       return std::make_tuple(a_stays, x.priority, -x.arrival) <
-                              std::make_tuple(b_stays, y.priority, -y.arrival);
+                       return std::make_tuple(!a.movable, x.priority, -x.arrival) <
+                              std::make_tuple(!b.movable, y.priority, -y.arrival);
                      });
     return candidates;
   }
@@ -137,32 +138,51 @@ class Chooser {
     size_t jobs = 0;
   };
 
+  bool HasOtherGroup(size_t g, size_t m) const {
+    const std::vector<size_t>& groups = WithRoomFor(groups_[g]->members[m].job_class);
+    return std::ranges::any_of(groups, [&](size_t other) { return other != g; });
+  }
+
   // The open group of the base model with room for the member, beside what is taken of each, where
-  // the sum of ends rises the least.
+  // the sum of ends rises the least, or where that is too dear, with the fewest jobs.
   std::optional<size_t> OtherGroup(size_t g, size_t m, const std::vector<Taken>& taken) const {
-    const MemberState& member = groups_[g].members[m];
+    const MemberState& member = groups_[g]->members[m];
     std::optional<size_t> best;
-    double least_s = 0;
-    for (size_t other = 0; other < groups_.size(); ++other) {
-      const GroupState& group = groups_[other];
-      if (other == g || !group.settled() || group.base != groups_[g].base ||
-          !Covers(group.shape, sizes_.of(member.job_class))) {
-        continue;
-      }
-      const Taken before = taken.empty() ? Taken{} : taken[other];
-      if (group.jobs + before.jobs >= static_cast<size_t>(group.shape.slots_max) ||
-          !sizes_.Fit(group.bytes + group.slot_bytes + before.bytes +
-                          sizes_.SlotBytes(member.job_class, group.worker_kind),
-                      group.worker_kind)) {
-        continue;
-      }
-      const double raise_s =
-          group.SumOfEndsWith(member.work, group.shape.capacity_tokens) - group.SumOfEnds();
-      if (best && raise_s >= least_s) continue;
+    double least = 0;
+    for (const size_t other : WithRoomFor(member.job_class)) {
+      const GroupState& group = *groups_[other];
+      if (other == g || !HasRoomFor(member.job_class, group, taken[other])) continue;
+      const double harm =
+          targets_ == Targets::kFewestJobs
+              ? static_cast<double>(group.jobs + taken[other].jobs)
+              : group.SumOfEndsWith(member.work, group.shape.capacity_tokens) - group.SumOfEnds();
+      if (best && harm >= least) continue;
       best = other;
-      least_s = raise_s;
+      least = harm;
     }
     return best;
+  }
+
+  bool HasRoomFor(size_t job_class, const GroupState& group, const Taken& taken) const {
+    return group.jobs + taken.jobs < static_cast<size_t>(group.shape.slots_max) &&
+           sizes_.Fit(group.bytes + group.slot_bytes + taken.bytes +
+                          sizes_.SlotBytes(job_class, group.worker_kind),
+                      group.worker_kind);
+  }
+
+  // The groups that a job of that class could move to, once for each: where all are full, hundreds
+  // of members ask.
+  const std::vector<size_t>& WithRoomFor(size_t job_class) const {
+    const auto [entry, is_new] = with_room_.try_emplace(job_class);
+    if (!is_new) return entry->second;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const GroupState& group = *groups_[g];
+      if (group.settled() && group.base == sizes_.of(job_class).base &&
+          Covers(group.shape, sizes_.of(job_class)) && HasRoomFor(job_class, group, {})) {
+        entry->second.push_back(g);
+      }
+    }
+    return entry->second;
   }
 
   // Where each goes; none where one that may only be re-placed finds the room taken.
@@ -172,11 +192,11 @@ class Chooser {
     std::vector<Taken> taken(groups_.size());
     for (const Candidate& candidate : chosen) {
       Eviction::Leaver leaver{candidate.member, std::nullopt};
-      if (candidate.to) leaver.to = OtherGroup(g, candidate.member, taken);
+      if (candidate.movable) leaver.to = OtherGroup(g, candidate.member, taken);
       if (!leaver.to && !candidate.evictable) return std::nullopt;
       if (leaver.to) {
-        taken[*leaver.to].bytes += sizes_.SlotBytes(groups_[g].members[candidate.member].job_class,
-                                                    groups_[*leaver.to].worker_kind);
+        taken[*leaver.to].bytes += sizes_.SlotBytes(groups_[g]->members[candidate.member].job_class,
+                                                    groups_[*leaver.to]->worker_kind);
         ++taken[*leaver.to].jobs;
       }
       eviction.leavers.push_back(leaver);
@@ -197,19 +217,21 @@ class Chooser {
 
   const ClusterView& view_;
   Footprints& sizes_;
-  const std::vector<GroupState>& groups_;
+  const std::vector<const GroupState*>& groups_;
   const Waiter& waiter_;
   const QueuedJob& job_;
   const double points_;
+  const Targets targets_;
+  mutable std::map<size_t, std::vector<size_t>> with_room_;  // groups, by class of jobs
 };
 
 }  // namespace
 
 std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
-                                       const std::vector<GroupState>& groups,
+                                       const std::vector<const GroupState*>& groups,
                                        const std::vector<bool>& allowed, const Waiter& job,
-                                       double points) {
-  return Chooser(view, sizes, groups, job, points).Choose(allowed);
+                                       double points, Targets targets) {
+  return Chooser(view, sizes, groups, job, points, targets).Choose(allowed);
 }
 
 }  // namespace lorad::planner

@@ -185,11 +185,15 @@ class Scheduler {
   // Evicts from groups that do not drain for a job ahead of it.
   bool Evict(const Waiter& job) {
     if (!view_.policy.evict || job.job->asks) return false;
+    std::vector<const GroupState*> groups;
     std::vector<bool> allowed;
-    for (const GroupState& group : round_.groups) allowed.push_back(round_.Ahead(group) == &job);
+    for (const GroupState& group : round_.groups) {
+      groups.push_back(&group);
+      allowed.push_back(round_.Ahead(group) == &job);
+    }
     const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);
     const std::optional<Eviction> eviction =
-        ChooseEviction(view_, round_.sizes, round_.groups, allowed, job, points);
+        ChooseEviction(view_, round_.sizes, groups, allowed, job, points, Targets::kLeastEnds);
     if (!eviction) return false;
     GroupState& group = round_.groups[eviction->group];
     group.open = false;

@@ -1,5 +1,6 @@
-// The state that the scheduler's parts share: groups as they will stand once the decisions so far
-// are carried out, and the jobs that wait. Within the planner only; schedule.h says what it is for.
+// The state that the scheduler's parts and foresight/ share: groups as they will stand once the
+// decisions so far are carried out, and the jobs that wait. Within the planner only; schedule.h
+// says what it is for.
 // Everything borrows from the view that is being decided on.
 #pragma once
 
@@ -213,11 +214,14 @@ struct Eviction {
   };
   std::vector<Leaver> leavers;  // may be empty: those who are leaving already will do
 };
+// Into which groups jobs are re-placed. Sums of ends cost what these have in jobs, for each of
+// those that leave.
+enum class Targets { kLeastEnds, kFewestJobs };
 // The least harmful of the groups with `allowed`: the highest priority that is evicted as low as
 // possible, then the fewest jobs evicted, then the fewest re-placed, then the first group.
 std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
-                                       const std::vector<GroupState>& groups,
+                                       const std::vector<const GroupState*>& groups,
                                        const std::vector<bool>& allowed, const Waiter& job,
-                                       double points);
+                                       double points, Targets targets);
 
 }  // namespace lorad::planner

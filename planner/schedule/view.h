@@ -52,6 +52,7 @@ struct StageView {
   bool operator==(const StageView&) const = default;
 };
 
+inline constexpr double kNever = std::numeric_limits<double>::infinity();  // seconds
 inline constexpr int64_t kNeverMoved = std::numeric_limits<int64_t>::max();
 
 // The properties of a job that trains which the policy weighs.

@@ -50,7 +50,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "planner/schedule/foresee.h"
+#include "planner/foresight/foresee.h"
 #include "planner/schedule/schedule.h"
 #include "server/core/catalog/answers.h"
 #include "server/core/catalog/catalog.h"

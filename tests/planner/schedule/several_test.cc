@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/schedule/foresee.h"
+#include "planner/foresight/foresee.h"
 
 namespace lorad::planner {
 namespace {

@@ -111,6 +111,32 @@ TEST_CASE("a job that waits says when it starts and ends, and that comes true") 
   CHECK_FALSE(world->Job(waits).has_queue());
 }
 
+TEST_CASE("a job that will take another's place says so, and that one when it ends then") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const std::string first = world->Submit(LongJob());
+  world->RunUntilState(first, Job::RUNNING);
+  world->Sleep(1'000'000);
+  Job other = LongJob();
+  other.set_base_model("m2");
+  const auto start_of = [&](const Job& job) {
+    const auto estimate = world->Get<v1::JobEstimate>(EstimateJob{.job = job, .name = ""});
+    return Micros(estimate.forecast().start_time());
+  };
+  const int64_t behind_us = start_of(other);
+  other.set_priority(1);
+  const int64_t urgent_us = start_of(other);
+  CHECK(urgent_us < behind_us);
+  const std::string urgent = world->Submit(other);
+  world->RunUntilState(urgent, Job::RUNNING);
+  CHECK(world->now_us() < behind_us);
+  world->Sleep(3'000'000);  // until it is known how fast that is
+  REQUIRE(world->StateOf(first) == Job::QUEUED);
+  CHECK(Micros(world->Job(first).queue().forecast().start_time()) > world->now_us());
+  world->RunUntilState(first, Job::SUCCEEDED);
+}
+
 TEST_CASE("a forecast is made again every second, and told when it is news") {
   auto world = MakeWorld(Few());
   world->StartWorkers();

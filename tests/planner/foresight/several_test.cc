@@ -1,12 +1,13 @@
-// Jobs that need several workers, foreseen: planner/schedule/foresee.h.
+// Jobs that need several workers, foreseen: planner/foresight/foresee.h.
+#include "tests/planner/schedule/several.h"
+
 #include <catch2/catch.hpp>
 #include <ctime>
 #include <iostream>
 #include <string>
 #include <vector>
 
-#include "planner/schedule/foresee.h"
-#include "tests/planner/schedule/several.h"
+#include "planner/foresight/foresee.h"
 
 namespace lorad::planner {
 namespace {

@@ -1,95 +1,26 @@
-#include "planner/schedule/foresee.h"
+#include "planner/foresight/foresee.h"
 
 #include <algorithm>
-#include <deque>
-#include <limits>
+#include <cmath>
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
-#include <queue>
 #include <utility>
 #include <vector>
 
+#include "planner/foresight/line.h"
+#include "planner/foresight/place.h"
+#include "planner/schedule/schedule.h"
 #include "planner/schedule/shapes.h"
-#include "planner/schedule/state.h"
 
 namespace lorad::planner {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-// A measurement that says more than that is of something else: of jobs that have just come, say.
-constexpr double kSlownessMax = 16;
-
-struct Trainee {
-  double last_round = 0;  // of the group, after which it ends
-  std::string job;
-  JobWork work;  // as it is in the group's crew
-  StageBytes slot_bytes;
-
-  bool operator>(const Trainee& other) const { return last_round > other.last_round; }
-};
-
-// A worker, or several that are together, with their group, in simulated time.
-struct Place {
-  GroupState group;             // what decides who fits
-  std::vector<size_t> workers;  // indexes of Round::idle, which has all workers here
-  const IdleWorker* idle = nullptr;
-  bool open = true;   // takes jobs at all
-  double load_s = 0;  // of several idle workers: until the first group is formed
-  double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
-  double rounds = 0;
-  double last_round = 0;  // after which all that came into it have ended
-  double longest_step_ms = 0;
-  bool paced = false;   // `slowness` was measured
-  double slowness = 1;  // as many times as long as by the time model its rounds have lasted
-  std::priority_queue<Trainee, std::vector<Trainee>, std::greater<>> trainees;
-
-  double ModelSeconds() const {
-    const double ms =
-        RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens);
-    return std::max(ms, longest_step_ms) / 1000;
-  }
-  // On several workers a round lasts no less than the step of any job does where none overlaps it.
-  // Where the group's pace was measured that has it already.
-  void SetLongestStep() {
-    longest_step_ms = 0;
-    if (group.stages.empty() || paced) return;
-    const int64_t capacity = group.shape.capacity_tokens;
-    for (const JobWork& job : group.crew.jobs()) {
-      const double alone_ms = RoundMs(group.pace.times, job.step_tokens, capacity) *
-                              FillAndDrainFactor(job.step_tokens, capacity, group.stages.size());
-      longest_step_ms = std::max(longest_step_ms, alone_ms);
-    }
-  }
-  double RoundSeconds() const { return slowness * ModelSeconds(); }
-  double NextEnd() const {
-    if (trainees.empty()) return kNever;
-    return now_s + (trainees.top().last_round - rounds) * RoundSeconds();
-  }
-  // When the last of its jobs ends, were none to end before.
-  double LastEnd() const { return now_s + (last_round - rounds) * RoundSeconds(); }
-  void AdvanceTo(double time_s) {
-    if (time_s <= now_s) return;
-    if (!trainees.empty()) rounds += (time_s - now_s) / RoundSeconds();
-    now_s = time_s;
-  }
-  // REQUIRES: the group's crew has it.
-  void Begin(const std::string& job, const JobWork& work, const StageBytes& slot_bytes) {
-    const double last = rounds + static_cast<double>(work.remaining_steps);
-    trainees.push({last, job, work, slot_bytes});
-    last_round = std::max(last_round, last);
-  }
-};
-
 class Simulation {
  public:
-  explicit Simulation(const ClusterView& view) : round_(view) {
+  explicit Simulation(const ClusterView& view) : round_(view), line_(round_, kLeaversMax) {
     foreseen_.reserve(2 * round_.queue.size());
-    for (size_t i = 0; i < round_.queue.size(); ++i) {
-      const size_t job_class = round_.queue[i].job_class;
-      if (waiting_.size() <= job_class) waiting_.resize(job_class + 1);
-      waiting_[job_class].push_back(i);
-    }
     for (const WorkerView& worker : view.workers) {
       if (!worker.idle) round_.idle.push_back({&worker, round_.KindOf(worker)});
     }
@@ -100,7 +31,7 @@ class Simulation {
       if (round_.idle[i].worker->idle) AddWorker(i);
     }
     several_ = std::ranges::any_of(round_.queue, [](const Waiter& job) { return job.needs; }) ||
-               std::ranges::any_of(places_, [](const Place& place) { return IsSeveral(place); });
+               std::ranges::any_of(places_, &Place::IsSeveral);
   }
 
   Foresight Run() {
@@ -110,12 +41,16 @@ class Simulation {
       Place* next = nullptr;
       double at_s = kNever;
       for (Place& place : places_) {
-        if (const double end_s = place.NextEnd(); end_s < at_s) {
+        if (const double time_s = std::min(place.NextEnd(), place.turn_s); time_s < at_s) {
           next = &place;
-          at_s = end_s;
+          at_s = time_s;
         }
       }
-      if (next == nullptr) return std::move(foreseen_);
+      if (next == nullptr) break;
+      if (next->turn_s <= at_s) {
+        EvictFor(*next, at_s);
+        continue;
+      }
       EndFirst(*next, at_s);
       changed_ = {next};
       if (several_ && next->group.jobs == 0) {
@@ -124,12 +59,12 @@ class Simulation {
         Fill(*next, at_s, kNobody);
       }
     }
+    absl::erase_if(foreseen_, [](const auto& entry) { return entry.second.end_s == kNever; });
+    return std::move(foreseen_);
   }
 
  private:
-  static constexpr size_t kNobody = std::numeric_limits<size_t>::max();
-
-  static bool IsSeveral(const Place& place) { return !place.group.stages.empty(); }
+  static constexpr size_t kNobody = Line::kNobody;
 
   Place& NewPlace(std::vector<size_t> workers) {
     Place& place = places_.emplace_back();
@@ -166,51 +101,27 @@ class Simulation {
 
   void AddGroup(const GroupState& group) {
     Place& place = NewPlace(WorkersOf(group));
-    place.group = group;
-    place.open = group.open;
-    place.now_s = group.delay_s;
-    for (const MemberState& member : group.members) {
-      if (member.works) {
-        place.Begin(member.job, member.work, member.slot_bytes);
-      } else {
-        place.group.slot_bytes -= member.slot_bytes;
-        --place.group.jobs;
-      }
-    }
-    place.paced = group.tokens_per_second > 0 && !place.trainees.empty();
-    place.SetLongestStep();
-    if (!place.paced) return;
-    const auto tokens = static_cast<double>(group.crew.step_tokens());
-    place.slowness = std::clamp(tokens / group.tokens_per_second / place.ModelSeconds(),
-                                1 / kSlownessMax, kSlownessMax);
+    place.Take(group);
+    // What is under way with it is over soon, where its workers take jobs at all.
+    const auto takes = [&](size_t worker) { return !round_.idle[worker].worker->doubtful; };
+    place.open = group.open || std::ranges::all_of(place.workers, takes);
+    for (const MemberState& member : place.group.members) Begins(member.job, 0);
+  }
+
+  // One that has begun before goes on.
+  void Begins(const std::string& job, double now_s) {
+    foreseen_.try_emplace(job, Foreseen{.start_s = now_s, .end_s = kNever});
   }
 
   void EndFirst(Place& place, double now_s) {
-    const Trainee ended = place.trainees.top();
-    place.rounds = ended.last_round;
+    place.rounds = place.trainees[place.NextToEnd()]->last_round;
     place.now_s = now_s;
-    place.trainees.pop();
-    place.group.crew.Remove(ended.work);
-    place.SetLongestStep();
-    place.group.slot_bytes -= ended.slot_bytes;
-    --place.group.jobs;
-    foreseen_[ended.job].end_s = now_s;
-  }
-
-  // The first of the queue for which `could_run` is true of its class; kNobody: none waits.
-  template <typename CouldRun>
-  size_t First(const CouldRun& could_run) const {
-    size_t first = kNobody;
-    for (size_t job_class = 0; job_class < waiting_.size(); ++job_class) {
-      const std::deque<size_t>& jobs = waiting_[job_class];
-      if (!jobs.empty() && jobs.front() < first && could_run(job_class)) first = jobs.front();
-    }
-    return first;
+    foreseen_[place.Remove(place.NextToEnd()).member.job].end_s = now_s;
   }
 
   // The first that could run alone on the place, or on one of its workers.
   size_t FirstFor(const Place& place) {
-    return First([&](size_t job_class) {
+    return line_.First([&](size_t job_class) {
       const auto fits = [&](size_t kind) { return round_.sizes.FitsAlone(job_class, kind); };
       return fits(place.group.worker_kind) || std::ranges::any_of(place.group.stage_kinds, fits);
     });
@@ -219,7 +130,9 @@ class Simulation {
   // For whom one of the place's workers is kept: nobody behind that job comes to it.
   size_t KeptFor(const Place& place) const {
     size_t job = kNobody;
-    for (const size_t worker : place.workers) job = std::min(job, kept_for_[worker]);
+    for (const size_t worker : place.workers) {
+      if (line_.IsBefore(kept_for_[worker], job)) job = kept_for_[worker];
+    }
     return job;
   }
 
@@ -243,7 +156,7 @@ class Simulation {
       place.paced = false;
     }
     GroupState formed;
-    formed.name = group.name;
+    formed.name = "foreseen";
     formed.base_model = job.job->base_model;
     formed.device_name =
         place.idle != nullptr ? place.idle->worker->device_name : group.device_name;
@@ -257,35 +170,164 @@ class Simulation {
     formed.shape = round_.sizes.AloneOn(job.job_class, group.worker_kind).shape;
     formed.pace =
         group.stages.empty() ? round_.paces.Of(formed.base_model, formed.device_name) : group.pace;
+    formed.bytes =
+        round_.sizes.GroupBytes(formed.base, *formed.model, formed.shape, formed.worker_kind);
     group = std::move(formed);
     place.now_s = now_s + (loaded ? std::exchange(place.load_s, 0) : group.pace.load_s);
   }
 
-  void Join(Place& place, const Waiter& job) {
-    const StageBytes slot_bytes = round_.sizes.SlotBytes(job.job_class, place.group.worker_kind);
-    place.group.slot_bytes += slot_bytes;
-    place.group.Suspect(job.job->company_max, job.job->alone);
-    ++place.group.jobs;
-    place.group.lowest_priority = std::min(place.group.lowest_priority, job.job->priority);
-    place.group.crew.Add(job.work);
-    place.SetLongestStep();
-    place.Begin(job.job->job, job.work, slot_bytes);
-    foreseen_[job.job->job].start_s = place.now_s;
-    waiting_[job.job_class].pop_front();
+  void Join(Place& place, size_t job) {
+    const Waiter& waiter = round_.queue[job];
+    const QueuedJob& queued = *waiter.job;
+    auto trainee = std::make_unique<Trainee>();
+    trainee->running.priority = queued.priority;
+    trainee->running.arrival = queued.arrival;
+    trainee->running.longest_sequence = queued.longest_sequence;
+    trainee->running.step_tokens = queued.step_tokens;
+    trainee->running.label_group = queued.label_group;
+    trainee->running.company_max = queued.company_max;
+    trainee->running.alone = queued.alone;
+    trainee->began_s = place.now_s;
+    MemberState member;
+    member.job = queued.job;
+    member.job_class = waiter.job_class;
+    member.slot_bytes = round_.sizes.SlotBytes(waiter.job_class, place.group.worker_kind);
+    member.work = waiter.work;
+    Begins(member.job, place.now_s);
+    place.Add(std::move(member), std::move(trainee));
+    line_.Leave(job);
   }
 
   // The jobs of the queue that come next, of those before `end`.
   void Fill(Place& place, double now_s, size_t end) {
     if (!place.open) return;
     place.AdvanceTo(now_s);
-    end = std::min(end, KeptFor(place));
-    for (size_t first = FirstFor(place); first < end; first = FirstFor(place)) {
+    place.turn_s = kNever;
+    if (const size_t kept_for = KeptFor(place); line_.IsBefore(kept_for, end)) end = kept_for;
+    while (true) {
+      const size_t first = place.next = FirstFor(place);
+      if (!line_.IsBefore(first, end)) return;
       const Waiter& job = round_.queue[first];
       if (!round_.sizes.FitsAlone(job.job_class, place.group.worker_kind)) return;
       if (place.group.jobs == 0) Form(place, job, now_s);
-      if (!HasRoom(place, job) && place.group.jobs > 0) return;
-      Join(place, job);
+      if (!HasRoom(place, job) && place.group.jobs > 0) {
+        place.turn_s = TurnOf(place, first, now_s, -kNever);
+        return;
+      }
+      Join(place, first);
     }
+  }
+
+  // ---- evictions ----
+
+  // Of its label group, as in Schedule().
+  double ShareOf(const QueuedJob& job) const {
+    double share = 0;
+    if (!round_.view.policy.fair_share) return share;
+    for (const Place& place : places_) {
+      for (const auto& trainee : place.trainees) {
+        share += trainee->running.label_group == job.label_group;
+      }
+    }
+    return share;
+  }
+
+  // When the job may first evict someone of the place, of whom it could not by `failed_s`.
+  double TurnOf(const Place& place, size_t job, double now_s, double failed_s) const {
+    const SchedulePolicy& policy = round_.view.policy;
+    const QueuedJob& queued = *round_.queue[job].job;
+    if (!policy.evict || queued.asks || leavers_ >= kLeaversMax) return kNever;
+    const double settled_s = std::max(now_s, place.now_s);
+    const double points = 1 + ShareOf(queued);
+    const bool gathers = policy.points_per_hour > 0 && points <= policy.points_max;
+    // Whole seconds count, as in PointsOf().
+    const double aged_s = !gathers ? kNever
+                                   : now_s - line_.WaitedBy(job, now_s) +
+                                         std::ceil(points * 3600 / policy.points_per_hour);
+    double turn_s = kNever;
+    for (size_t m = 0; m < place.trainees.size(); ++m) {
+      const RunningJob& running = place.trainees[m]->running;
+      if (place.group.members[m].running == nullptr || running.leaving) continue;
+      const double had_its_time_s =
+          place.trainees[m]->began_s + static_cast<double>(policy.minimum_run_s);
+      if (running.priority > queued.priority) continue;
+      const bool is_equal = running.priority == queued.priority;
+      const double may_s = is_equal ? std::max({settled_s, aged_s, had_its_time_s}) : settled_s;
+      if (may_s > failed_s) turn_s = std::min(turn_s, may_s);
+    }
+    return turn_s;
+  }
+
+  // The first that waits for the place has others evicted, from whichever place that harms least.
+  void EvictFor(Place& place, double now_s) {
+    const size_t job = FirstFor(place);
+    const auto may_now = [&](const Place& one) {
+      return one.turn_s <= now_s && FirstFor(one) == job && line_.IsBefore(job, KeptFor(one));
+    };
+    if (job == kNobody || !may_now(place)) {
+      place.turn_s = kNever;
+      return;
+    }
+    std::vector<Place*> places;
+    std::vector<const GroupState*> groups;
+    std::vector<bool> allowed;
+    for (Place& one : places_) {
+      places.push_back(&one);
+      groups.push_back(&one.group);
+      allowed.push_back(may_now(one));
+      one.SetMoment(now_s, allowed.back());
+    }
+    const Waiter waiter = round_.queue[job];
+    const double points =
+        PointsOf(round_.view.policy, static_cast<int64_t>(line_.WaitedBy(job, now_s))) -
+        ShareOf(*waiter.job);
+    const std::optional<Eviction> eviction = ChooseEviction(
+        round_.view, round_.sizes, groups, allowed, waiter, points, Targets::kFewestJobs);
+    if (!eviction || eviction->leavers.empty()) {
+      place.turn_s = TurnOf(place, job, now_s, now_s);
+      return;
+    }
+    leavers_ += eviction->leavers.size();
+    const size_t evicted = Carry(*eviction, places, now_s);
+    Place& left = *places[eviction->group];
+    if (left.group.jobs == 0) Form(left, waiter, now_s);
+    if (left.group.base_model == waiter.job->base_model) GrowFor(left, waiter);
+    if (HasRoom(left, waiter)) Join(left, job);
+    for (Place* one : places) {
+      if (one == &left || line_.IsBefore(evicted, one->next)) Fill(*one, now_s, kNobody);
+    }
+  }
+
+  // They leave, to be queued again or for another place. The first in the queue of those.
+  size_t Carry(const Eviction& eviction, const std::vector<Place*>& places, double now_s) {
+    Place& from = *places[eviction.group];
+    from.AdvanceTo(now_s);
+    std::vector<Eviction::Leaver> leavers = eviction.leavers;
+    // The last first, as the last of all takes the place of each.
+    std::ranges::sort(leavers, std::greater<>(), &Eviction::Leaver::member);
+    size_t first = kNobody;
+    for (const Eviction::Leaver& leaver : leavers) {
+      auto [member, trainee] = from.Remove(leaver.member);
+      if (!leaver.to) {
+        const size_t job = line_.PutBack(from.group, member, now_s);
+        if (line_.IsBefore(job, first)) first = job;
+        continue;
+      }
+      Place& to = *places[*leaver.to];
+      to.AdvanceTo(now_s);
+      trainee->began_s = trainee->moved_at_s = now_s;
+      member.slot_bytes = round_.sizes.SlotBytes(member.job_class, to.group.worker_kind);
+      to.Add(std::move(member), std::move(trainee));
+    }
+    return first;
+  }
+
+  // The group is formed again, if that is what makes room for the job.
+  void GrowFor(Place& place, const Waiter& job) {
+    GroupState& group = place.group;
+    if (Covers(group.shape, round_.sizes.of(job.job_class))) return;
+    group.shape = ShapeWith(round_.sizes, group, job.job_class, job.job->resumes);
+    group.bytes = round_.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
   }
 
   // ---- several workers: put together and parted where places have no job ----
@@ -301,7 +343,7 @@ class Simulation {
       for (Place* place : changed_) Fill(*place, now_s, end);
     };
     if (several_) {
-      fill(First([&](size_t job_class) { return NeedsSeveral(job_class); }));
+      fill(line_.First([&](size_t job_class) { return NeedsSeveral(job_class); }));
       Part();
       for (const size_t job : InNeed()) {
         fill(job);
@@ -314,7 +356,7 @@ class Simulation {
   }
 
   bool NeedsSeveral(size_t job_class) const {
-    return round_.queue[waiting_[job_class].front()].needs != nullptr;
+    return round_.queue[line_.FirstOf(job_class)].needs != nullptr;
   }
 
   // Workers that are together without a job stay so for the next that could run on all of them, and
@@ -322,10 +364,10 @@ class Simulation {
   void Part() {
     std::vector<Place*> parted;
     for (Place& place : places_) {
-      if (!IsSeveral(place) || !place.open || place.group.jobs > 0) continue;
+      if (!place.IsSeveral() || !place.open || place.group.jobs > 0) continue;
       const size_t first = FirstFor(place), kept_for = KeptFor(place);
       if (first == kNobody && kept_for == kNobody) continue;
-      if (first < kept_for &&
+      if (line_.IsBefore(first, kept_for) &&
           round_.sizes.FitsAlone(round_.queue[first].job_class, place.group.worker_kind)) {
         continue;
       }
@@ -341,21 +383,21 @@ class Simulation {
   // wait for.
   std::vector<size_t> InNeed() {
     std::map<size_t, size_t> first_of;  // by base model
-    for (size_t job_class = 0; job_class < waiting_.size(); ++job_class) {
-      if (waiting_[job_class].empty() || !NeedsSeveral(job_class)) continue;
+    for (size_t job_class = 0; job_class < line_.classes(); ++job_class) {
+      if (line_.FirstOf(job_class) == kNobody || !NeedsSeveral(job_class)) continue;
       const size_t base = round_.sizes.of(job_class).base;
       const bool has_place = std::ranges::any_of(places_, [&](const Place& place) {
-        return IsSeveral(place) && place.group.base == base &&
+        return place.IsSeveral() && place.group.base == base &&
                round_.sizes.FitsAlone(job_class, place.group.worker_kind);
       });
       if (has_place) continue;
-      const size_t job = waiting_[job_class].front();
+      const size_t job = line_.FirstOf(job_class);
       const auto [first, is_new] = first_of.try_emplace(base, job);
-      if (!is_new) first->second = std::min(first->second, job);
+      if (!is_new && line_.IsBefore(job, first->second)) first->second = job;
     }
     std::vector<size_t> jobs;
     for (const auto& [base, job] : first_of) jobs.push_back(job);
-    std::ranges::sort(jobs);
+    std::ranges::sort(jobs, [&](size_t a, size_t b) { return line_.IsBefore(a, b); });
     return jobs;
   }
 
@@ -395,9 +437,9 @@ class Simulation {
     for (size_t worker = 0; worker < round_.idle.size(); ++worker) {
       const bool kept = kept_for_[worker] == job;
       round_.idle[worker].taken = !kept;
-      if (kept && (IsSeveral(*place_of_[worker]) || place_of_[worker]->group.jobs > 0)) return;
+      if (kept && (place_of_[worker]->IsSeveral() || place_of_[worker]->group.jobs > 0)) return;
     }
-    const Waiter& waiter = round_.queue[job];
+    const Waiter waiter = round_.queue[job];
     const std::optional<Placement> placement = PlaceOnIdle(round_, waiter, {});
     if (!placement) return;  // none is kept
     for (size_t worker : placement->workers) {
@@ -410,11 +452,12 @@ class Simulation {
                           round_.sizes, round_.paces);
     place.load_s = std::exchange(place.group.delay_s, 0);
     Form(place, waiter, now_s);
-    Join(place, waiter);
+    Join(place, job);
   }
 
   Round round_;
-  std::vector<std::deque<size_t>> waiting_;  // by class, indexes of the queue in its order
+  Line line_;
+  size_t leavers_ = 0;  // for whom others came
   std::list<Place> places_;
   std::vector<Place*> place_of_;  // by worker; null: of a group that is not in the view
   std::vector<size_t> kept_for_;  // by worker, the job of the queue; kNobody: for none

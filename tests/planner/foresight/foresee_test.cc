@@ -1,4 +1,4 @@
-#include "planner/schedule/foresee.h"
+#include "planner/foresight/foresee.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

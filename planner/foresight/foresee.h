@@ -13,9 +13,14 @@
 // - Where jobs need several workers, those that will be free the soonest are kept for the first of
 //   each base model, unless a group of it is there that could take it; they are put together once
 //   all are free. Workers that are together without a job are parted for whoever comes next.
-// - Nobody arrives, is evicted or moves, and no microbatch grows back. A job that leaves its group
-//   is gone at once; where it goes on is not foreseen. One that finishes is there until it has
-//   evaluated.
+// - Where the first that could run on a group's worker finds no room, jobs are evicted for it, or
+//   re-placed, as Schedule() decides (state.h, ChooseEviction): at once for a higher static
+//   priority, for an equal one as soon as it has the points and they their minimum run time. Who is
+//   evicted is queued again with what it has left to do, behind those of its priority that have
+//   gathered points for longer. Once kLeaversMax jobs have left for others, places drain.
+// - Nobody arrives or moves because all end earlier so, and no microbatch grows back. What is under
+//   way with a group is over at once. A job that leaves its group is gone at once; where it goes on
+//   is not foreseen. One that finishes is there until it has evaluated.
 // Jobs whose steps or tokens are unknown count as in Schedule() (kUnknownSteps, kUnknownTokens).
 #pragma once
 
@@ -26,9 +31,11 @@
 
 namespace lorad::planner {
 
+inline constexpr size_t kLeaversMax = 500;
+
 // Seconds from the view's moment.
 struct Foreseen {
-  double start_s = 0;  // 0 where it trains already
+  double start_s = 0;  // the first; 0 where it trains already
   double end_s = 0;
 
   bool operator==(const Foreseen&) const = default;

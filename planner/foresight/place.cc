@@ -1,0 +1,133 @@
+#include "planner/foresight/place.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace lorad::planner {
+namespace {
+
+// A measurement that says more than that is of something else: of jobs that have just come, say.
+constexpr double kSlownessMax = 16;
+// So much do counted rounds lie beside whole ones.
+constexpr double kRoundsError = 1e-6;
+
+}  // namespace
+
+double Place::ModelSeconds() const {
+  const double ms =
+      RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens);
+  return std::max(ms, longest_step_ms) / 1000;
+}
+
+double Place::RoundSeconds() const { return slowness * ModelSeconds(); }
+
+// On several workers a round lasts no less than the step of any job does where none overlaps it.
+// Where the group's pace was measured that has it already.
+void Place::SetLongestStep() {
+  longest_step_ms = 0;
+  if (!IsSeveral() || paced) return;
+  const int64_t capacity = group.shape.capacity_tokens;
+  for (const JobWork& job : group.crew.jobs()) {
+    const double alone_ms = RoundMs(group.pace.times, job.step_tokens, capacity) *
+                            FillAndDrainFactor(job.step_tokens, capacity, group.stages.size());
+    longest_step_ms = std::max(longest_step_ms, alone_ms);
+  }
+}
+
+void Place::CountTrainees() {
+  first_last_round_ = kNever;
+  last_last_round_ = 0;
+  group.jobs = trainees.size();
+  group.lowest_priority = std::numeric_limits<int32_t>::max();
+  group.alone = false;
+  group.suspects = 0;
+  group.company_max = std::numeric_limits<int32_t>::max();
+  for (const auto& trainee : trainees) {
+    first_last_round_ = std::min(first_last_round_, trainee->last_round);
+    last_last_round_ = std::max(last_last_round_, trainee->last_round);
+    const RunningJob& running = trainee->running;
+    group.lowest_priority = std::min(group.lowest_priority, running.priority);
+    group.Suspect(running.company_max, running.alone);
+  }
+  SetLongestStep();
+}
+
+size_t Place::NextToEnd() const {
+  const auto first = std::ranges::min_element(
+      trainees, {}, [](const auto& trainee) { return trainee->last_round; });
+  return static_cast<size_t>(first - trainees.begin());
+}
+
+void Place::AdvanceTo(double time_s) {
+  if (time_s <= now_s) return;
+  if (!trainees.empty()) rounds += (time_s - now_s) / RoundSeconds();
+  now_s = time_s;
+}
+
+void Place::Take(const GroupState& of_view) {
+  group = of_view;
+  now_s = group.delay_s;
+  const std::vector<MemberState> members = std::exchange(group.members, {});
+  group.crew = {};
+  CountTrainees();
+  for (const MemberState& member : members) {
+    group.slot_bytes -= member.slot_bytes;
+    if (!member.works) continue;
+    auto trainee = std::make_unique<Trainee>();
+    if (member.running != nullptr) trainee->running = *member.running;
+    trainee->running.coming = false;
+    trainee->began_s = -static_cast<double>(trainee->running.running_s);
+    if (trainee->running.moved_s != kNeverMoved) {
+      trainee->moved_at_s = -static_cast<double>(trainee->running.moved_s);
+    }
+    Add(member, std::move(trainee));
+    // Of one of which nothing is known nothing is decided.
+    if (member.running == nullptr) group.members.back().running = nullptr;
+  }
+  paced = group.tokens_per_second > 0 && !trainees.empty();
+  if (!paced) return;
+  longest_step_ms = 0;
+  const auto tokens = static_cast<double>(group.crew.step_tokens());
+  slowness =
+      std::clamp(tokens / group.tokens_per_second / ModelSeconds(), 1 / kSlownessMax, kSlownessMax);
+}
+
+void Place::Add(MemberState member, std::unique_ptr<Trainee> trainee) {
+  trainee->last_round = rounds + static_cast<double>(member.work.remaining_steps);
+  trainees.push_back(std::move(trainee));
+  member.running = &trainees.back()->running;
+  group.slot_bytes += member.slot_bytes;
+  group.crew.Add(member.work);
+  group.members.push_back(std::move(member));
+  CountTrainees();
+}
+
+Place::Left Place::Remove(size_t member) {
+  std::swap(group.members[member], group.members.back());
+  std::swap(trainees[member], trainees.back());
+  Left left{std::move(group.members.back()), std::move(trainees.back())};
+  const double rounds_left = std::max(left.trainee->last_round - rounds, 0.0);
+  group.members.pop_back();
+  trainees.pop_back();
+  group.crew.Remove(left.member.work);
+  group.slot_bytes -= left.member.slot_bytes;
+  left.member.work.remaining_steps = static_cast<int64_t>(std::ceil(rounds_left - kRoundsError));
+  CountTrainees();
+  return left;
+}
+
+void Place::SetMoment(double time_s, bool of_jobs) {
+  group.open = open;
+  group.forming = now_s > time_s;
+  if (!of_jobs) return;
+  for (const auto& trainee : trainees) {
+    trainee->running.running_s = static_cast<int64_t>(time_s - trainee->began_s);
+    if (trainee->moved_at_s > -kNever) {
+      trainee->running.moved_s = static_cast<int64_t>(time_s - trainee->moved_at_s);
+    }
+  }
+}
+
+}  // namespace lorad::planner

@@ -1,0 +1,72 @@
+// A worker, or several that are together, with their group, in simulated time (foresee.h). Within
+// this room only.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "planner/foresight/line.h"
+#include "planner/schedule/state.h"
+
+namespace lorad::planner {
+
+// Of a member of the place's group, what is kept beside MemberState.
+struct Trainee {
+  RunningJob running;  // MemberState::running
+  double began_s = 0;
+  double moved_at_s = -kNever;  // -kNever: never
+  double last_round = 0;        // of the group, after which it ends
+};
+
+struct Place {
+  GroupState group;             // what decides who fits, and who may be evicted
+  std::vector<size_t> workers;  // indexes of Round::idle, which has all workers here
+  const IdleWorker* idle = nullptr;
+  bool open = true;   // takes jobs at all
+  double load_s = 0;  // of several idle workers: until the first group is formed
+  double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
+  double rounds = 0;
+  size_t next = Line::kNobody;  // the first that could run on it, when it was filled last
+  double turn_s = kNever;       // when that may evict someone
+  double longest_step_ms = 0;
+  bool paced = false;   // `slowness` was measured
+  double slowness = 1;  // as many times as long as by the time model its rounds have lasted
+  // Of GroupState::members, in the same order. Where they lie stays, for `running` points there.
+  std::vector<std::unique_ptr<Trainee>> trainees;
+
+  bool IsSeveral() const { return !group.stages.empty(); }
+  double RoundSeconds() const;
+  double NextEnd() const { return EndAfter(first_last_round_); }
+  // When the last of its jobs ends, were none to end before.
+  double LastEnd() const { return trainees.empty() ? now_s : EndAfter(last_last_round_); }
+  // The index of the one that ends next. REQUIRES: there is one.
+  size_t NextToEnd() const;
+  void AdvanceTo(double time_s);
+
+  // The group of the view, without those that leave it.
+  void Take(const GroupState& group);
+  // A member comes, whose slot and work the group gets.
+  void Add(MemberState member, std::unique_ptr<Trainee> trainee);
+  // The member leaves, with what it has left to do. Its index is the last one's then.
+  struct Left {
+    MemberState member;
+    std::unique_ptr<Trainee> trainee;
+  };
+  Left Remove(size_t member);
+  // What the policy asks of the group, and of its jobs, as of that moment.
+  void SetMoment(double time_s, bool of_jobs);
+
+ private:
+  double ModelSeconds() const;
+  void SetLongestStep();
+  void CountTrainees();
+  double EndAfter(double round) const {
+    return trainees.empty() ? kNever : now_s + (round - rounds) * RoundSeconds();
+  }
+
+  double first_last_round_ = 0, last_last_round_ = 0;  // of its trainees
+};
+
+}  // namespace lorad::planner

@@ -1,13 +1,28 @@
 // The order of the queue, and how many jobs still help a group (schedule.h).
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <queue>
+#include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
 
 namespace lorad::planner {
+namespace {
+
+// Those of a label group that wait, in queue order, but for shares.
+struct LabelQueue {
+  int64_t* share = nullptr;  // its jobs that count
+  std::vector<size_t> jobs;
+  size_t next = 0;
+};
+
+}  // namespace
 
 double PointsOf(const SchedulePolicy& policy, int64_t waited_s) {
   return std::clamp(policy.points_per_hour * static_cast<double>(waited_s) / 3600, 0.0,
@@ -32,31 +47,38 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   if (!view.policy.fair_share) return order;
   // One after another, as each that is taken counts against its label group. Within a label group
   // the order stands, so its first that is left is the only one to compare.
-  std::map<std::string, int64_t> shares;
+  std::map<std::string_view, int64_t> shares;
   for (const GroupView& group : view.groups) {
     for (const RunningJob& job : group.running) ++shares[job.label_group];
   }
   std::vector<size_t> fair;
+  fair.reserve(order.size());
   auto begin = order.begin();
   while (begin != order.end()) {
     const QueuedJob& first = view.queue[*begin];
     const auto end = std::find_if(begin, order.end(), [&](size_t i) {
       return view.queue[i].priority != first.priority || view.queue[i].resumes != first.resumes;
     });
-    std::map<std::string, std::vector<size_t>> queues;  // last first
-    for (auto i = end; i != begin;) queues[view.queue[*--i].label_group].push_back(*i);
-    while (!queues.empty()) {
-      const auto best =
-          std::min_element(queues.begin(), queues.end(), [&](const auto& a, const auto& b) {
-            const auto fair_points = [&](const auto& queue) {
-              return points(queue.second.back()) - static_cast<double>(shares[queue.first]);
-            };
-            return key(a.second.back(), fair_points(a)) < key(b.second.back(), fair_points(b));
-          });
-      fair.push_back(best->second.back());
-      ++shares[best->first];
-      best->second.pop_back();
-      if (best->second.empty()) queues.erase(best);
+    std::map<std::string_view, LabelQueue> queues;
+    for (auto i = begin; i != end; ++i) {
+      const std::string_view label = view.queue[*i].label_group;
+      LabelQueue& queue = queues[label];
+      queue.share = &shares[label];
+      queue.jobs.push_back(*i);
+    }
+    const auto fair_key = [&](const LabelQueue& queue) {
+      const size_t i = queue.jobs[queue.next];
+      return key(i, points(i) - static_cast<double>(*queue.share));
+    };
+    using Candidate = std::pair<decltype(key(0, 0)), LabelQueue*>;
+    std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates;
+    for (auto& [label, queue] : queues) candidates.emplace(fair_key(queue), &queue);
+    while (!candidates.empty()) {
+      LabelQueue& queue = *candidates.top().second;
+      candidates.pop();
+      fair.push_back(queue.jobs[queue.next++]);
+      ++*queue.share;
+      if (queue.next < queue.jobs.size()) candidates.emplace(fair_key(queue), &queue);
     }
     begin = end;
   }

@@ -1,6 +1,11 @@
 // Eviction, aging, fair share and the number of jobs that still helps; schedule_test.cc has the
 // rest of the policy.
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <map>
+#include <numeric>
+#include <random>
+#include <tuple>
 
 #include "tests/planner/schedule/fixtures.h"
 
@@ -206,6 +211,46 @@ TEST_CASE("The order of the queue") {
     ClusterView view = View({Group("g", "m", 1, c.running)}, c.queue);
     view.policy.fair_share = c.fair;
     CHECK(OrderOf(view) == c.expected);
+  }
+}
+
+// As schedule.h has it: the one with the best points of all that are left comes next, each time.
+std::vector<size_t> FairOrder(const ClusterView& view) {
+  std::map<std::string, int> shares;
+  for (const GroupView& group : view.groups) {
+    for (const RunningJob& job : group.running) ++shares[job.label_group];
+  }
+  std::vector<size_t> left(view.queue.size()), order;
+  std::iota(left.begin(), left.end(), size_t{0});
+  while (!left.empty()) {
+    const auto key = [&](size_t i) {
+      const QueuedJob& job = view.queue[i];
+      const double points = PointsOf(view.policy, job.waited_s) - shares[job.label_group];
+      return std::tuple(!job.resumes, -job.priority, -points, job.arrival);
+    };
+    const auto next = std::ranges::min_element(left, {}, key);
+    ++shares[view.queue[*next].label_group];
+    order.push_back(*next);
+    left.erase(next);
+  }
+  return order;
+}
+
+TEST_CASE("fair share takes the best of all that are left each time") {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    INFO("seed " << seed);
+    std::mt19937_64 random(seed);
+    const auto below = [&](uint64_t end) { return static_cast<int32_t>(random() % end); };
+    const auto label = [&] { return "user-" + std::to_string(below(5)); };
+    std::vector<Trains> running;
+    for (int i = 0; i < 4; ++i) running.push_back({"r", 0, 9, 8, label()});
+    ClusterView view = View({Group("g", "m", 1, running)}, {});
+    view.policy.fair_share = true;
+    for (int i = 0, jobs = below(40); i < jobs; ++i) {
+      view.queue.push_back(Job("j", below(3), below(20'000), label(), 64, 100 + i));
+      view.queue.back().resumes = below(8) == 0;
+    }
+    CHECK(QueueOrder(view) == FairOrder(view));
   }
 }
 

@@ -1,18 +1,28 @@
 """The reference runs of tests/golden as jobs of the service, and how far what came out lies from what PEFT got."""
 
 import json
+import math
 
 from formats import frobenius_difference, read_safetensors
-from house import GOLDEN, tell
+from house import GOLDEN, House, tell
 
 RUNS = {"llama-gqa-untied": ["r8_all", "r4_qv_rslora"], "qwen2-bias-tied": ["r16_attn", "r8_mlp"],
         "qwen3": ["r4_all", "r3_some", "r4_loraplus", "patterns", "all_linear", "regex"], "qwen3-yarn": ["r4_all"], "mistral-window": ["r4_all"], "gemma": ["r4_all"],
         "gemma2": ["r4_all"], "gemma3": ["r4_all"], "gemma3-tower": ["r4_all"], "mistral3-tower": ["r4_all"], "phi3": ["r4_all", "all_linear"], "smollm3": ["r4_all"], "olmo2": ["r4_all"],
         "olmo3": ["r4_all"], "granite": ["r4_all"]}
+FOLDERS = {}  # of models that are not in GOLDEN
 
 
 def folder_of(model, run=""):
-    return GOLDEN / model.replace("-", "_") / run
+    return FOLDERS.get(model, GOLDEN / model.replace("-", "_")) / run
+
+
+def add_drawn(folder):
+    """The runs that peft_runs.py --drawn has made there become runs like the others."""
+    for path in sorted(folder.iterdir()):
+        model = path.name.replace("_", "-")
+        FOLDERS[model] = path
+        RUNS[model] = ["r4_all"]
 
 
 def job_of(model, run):
@@ -65,7 +75,8 @@ def relative(a, b):
 
 
 def differences(house, job, model, run):
-    """{"loss", "norm", "matrix"}: the largest relative difference of a job that has ended from its reference run."""
+    """{"loss", "losses", "norm", "matrix"}: the largest relative difference of a job that has ended from its reference run,
+    of losses also the root of the mean square."""
     expected = json.loads((folder_of(model, run) / "expected.json").read_text())
     steps = house.objects("metrics", job)
     assert [s["step"] for s in steps] == list(range(1, len(expected["loss"]) + 1)), steps
@@ -74,10 +85,26 @@ def differences(house, job, model, run):
     want = read_safetensors(folder_of(model, run) / "final/adapter_model.safetensors")
     assert sorted(got) == sorted(want)
     assert all(got[name][0] == want[name][0] for name in want)
+    losses = [relative(s["loss"], e) for s, e in zip(steps, expected["loss"])]
     found = {
-        "loss": max(relative(s["loss"], e) for s, e in zip(steps, expected["loss"])),
+        "loss": max(losses),
+        "losses": math.sqrt(sum(loss ** 2 for loss in losses) / len(losses)),
         "norm": max(relative(s["grad_norm"], e) for s, e in zip(steps, expected["grad_norm"])),
         "matrix": max(frobenius_difference(got[name][1], want[name][1]) for name in want),
     }
     tell(f"    {name_of(model, run)}: " + ", ".join(f"{what} {value:.1e}" for what, value in found.items()))
+    return found
+
+
+def run_on(device, precision):
+    """{(model, run): differences} of all reference runs, those of a model packed together."""
+    with House(None, "--workers", "none") as house:
+        prepare(house)
+        jobs = {house.submit(job_of(model, run)): (model, run) for model, runs in RUNS.items() for run in runs}
+        house.start_worker("--device", device, "--precision", precision)
+        done = house.wait(list(jobs))
+        packed = [job for job in done if len(RUNS[jobs[job["name"]][0]]) > 1]
+        assert all(job["adapters_per_microbatch"] > 1.5 for job in packed), "the jobs of one model were not packed"
+        found = {jobs[job["name"]]: differences(house, job["name"], *jobs[job["name"]]) for job in done}
+    house.clear()
     return found

@@ -1,5 +1,5 @@
-"""The service on a GPU: the reference runs in fp32 and in bf16, and a job's bits whatever happens around it and
-however much of it is computed again. Skips where there is no GPU.
+"""The service on a GPU: the reference runs in fp32, and a job's bits whatever happens around it and however much of
+it is computed again. Skips where there is no GPU.
 
 usage: gpu_test.py [TEST ...]
 """
@@ -11,14 +11,12 @@ import subprocess
 import sys
 
 from formats import token_rows, write_model
-from golden import RUNS, differences, job_of, prepare
-from house import GOLDEN, ROOT, WORKER, House, Skipped, main, tell
+from golden import run_on
+from house import WORKER, House, main
 
 DEVICE = "cuda:0"
 # Losses of the fp32 mode against float32 on a CPU.
 FP32_LOSS_MAX = 1e-4
-# Against what PEFT's own bf16 run differs by.
-BF16_RATIO_MAX = 2
 
 
 def has_gpu():
@@ -26,41 +24,9 @@ def has_gpu():
     return any(line.split()[0] == DEVICE for line in lines)
 
 
-def run_golden(precision):
-    """{(model, run): differences}, the jobs of a model packed together."""
-    with House(None, "--workers", "none") as house:
-        prepare(house)
-        jobs = {house.submit(job_of(model, run)): (model, run) for model, runs in RUNS.items() for run in runs}
-        house.start_worker("--device", DEVICE, "--precision", precision)
-        done = house.wait(list(jobs))
-        packed = [job for job in done if len(RUNS[jobs[job["name"]][0]]) > 1]
-        assert all(job["adapters_per_microbatch"] > 1.5 for job in packed), "the jobs of one model were not packed"
-        found = {jobs[job["name"]]: differences(house, job["name"], *jobs[job["name"]]) for job in done}
-    house.clear()
-    return found
-
-
 def test_golden_fp32():
-    for found in run_golden("fp32").values():
+    for found in run_on(DEVICE, "fp32").values():
         assert found["loss"] < FP32_LOSS_MAX
-
-
-def test_golden_bf16():
-    if subprocess.run([sys.executable, "-c", "import peft, torch, transformers"], capture_output=True).returncode != 0:
-        raise Skipped("needs torch, transformers and peft")
-    script = ROOT / "tests/golden/peft_bf16.py"
-    peer = subprocess.run([sys.executable, script, GOLDEN], capture_output=True, text=True)
-    if peer.returncode != 0:
-        raise AssertionError(f"PEFT's run in bf16 failed:\n{peer.stderr[-2000:]}")
-    peft = json.loads(peer.stdout.splitlines()[-1])
-    worst = {what: 0.0 for what in ("loss", "matrix")}
-    for (model, run), found in run_golden("bf16").items():
-        theirs = peft[f"{model.replace('-', '_')}/{run}"]
-        tell(f"        PEFT in bf16: " + ", ".join(f"{what} {value:.1e}" for what, value in theirs.items()))
-        for what in worst:
-            worst[what] = max(worst[what], found[what] / theirs[what])
-    tell("    most, over PEFT's: " + ", ".join(f"{what} {ratio:.2f}" for what, ratio in worst.items()))
-    assert all(ratio <= BF16_RATIO_MAX for ratio in worst.values())
 
 
 def test_isolation():
@@ -110,5 +76,4 @@ def test_shorter_microbatches_make_room():
 
 
 if __name__ == "__main__":
-    main([test_golden_fp32, test_golden_bf16, test_isolation, test_recomputation,
-          test_shorter_microbatches_make_room], lacking=None if has_gpu() else "no GPU")
+    main([test_golden_fp32, test_isolation, test_recomputation, test_shorter_microbatches_make_room], lacking=None if has_gpu() else "no GPU")

@@ -1,16 +1,18 @@
 """The reference runs of the small models again, by PEFT on a GPU with a bf16 base model (adapters float32, PEFT's default).
 
-usage: peft_bf16.py GOLDEN_DIR -> one line of JSON: {"MODEL/RUN": {"loss", "norm", "matrix"}}, the largest relative
-difference from the float32 reference: what bf16 itself costs.
+usage: peft_bf16.py GOLDEN_DIR -> one line of JSON: {"MODEL/RUN": {"loss", "losses", "norm", "matrix"}}, the
+largest relative difference from the float32 reference, of losses also the root of the mean square: what bf16 itself costs.
 """
 
 import json
+import math
 import pathlib
 import sys
 
 import torch
 import transformers
 from peft import PeftModel
+from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import load_file
 from transformers import get_scheduler
 
@@ -44,8 +46,13 @@ def train(folder, run):
     model = PeftModel.from_pretrained(base, folder / run / "init", is_trainable=True)
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=hyper["learning_rate"], betas=(hyper["beta1"], hyper["beta2"]),
-                                  eps=hyper["eps"], weight_decay=hyper["weight_decay"])
+    options = {"lr": hyper["learning_rate"], "betas": (hyper["beta1"], hyper["beta2"]), "eps": hyper["eps"]}
+    decay, ratio = hyper["weight_decay"], hyper.get("loraplus_lr_ratio", 1.0)
+    if ratio == 1:
+        optimizer = torch.optim.AdamW(parameters, weight_decay=decay, **options)
+    else:
+        options |= {"loraplus_lr_ratio": ratio, "loraplus_weight_decay": decay}
+        optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, **options)
     size = hyper["batch_size"]
     batches = [rows[i:i + size] for i in range(0, len(rows), size)]
     name = {"constant": "constant_with_warmup"}.get(hyper["schedule"], hyper["schedule"])
@@ -73,6 +80,7 @@ def differences(folder, run):
 
     return {
         "loss": most(losses, expected["loss"]),
+        "losses": math.sqrt(sum(((g - r) / r) ** 2 for g, r in zip(losses, expected["loss"], strict=True)) / len(losses)),
         "norm": most(norms, expected["grad_norm"]),
         "matrix": max(((matrices[n] - want[n]).norm() / want[n].norm()).item() for n in want),
     }

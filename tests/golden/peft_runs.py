@@ -3,6 +3,8 @@ expected.json and final (README.md), by transformers and PEFT in float32 on a CP
 it in an environment with fixed versions.
 
 usage: peft_runs.py GOLDEN_DIR [MODEL | MODEL/RUN ...]     with a run its model stays as it is
+       peft_runs.py --drawn N GOLDEN_DIR DIR     each model of GOLDEN_DIR N times more, of other weights and rows:
+                                                 DIR/MODEL_drawnI/r4_all
 """
 
 import json
@@ -42,21 +44,20 @@ RUNS_OF = {"qwen3": ["r4_all", "r3_some", "r4_loraplus", "patterns", "all_linear
 RATIOS = {"r4_loraplus": 16.0}  # LoRA+
 
 
-def make_model(name, seed):
+def save_model(folder, config, model_class, seed):
     """Random weights of a size at which every feature counts, exact in bfloat16; norms near what they multiply by 1."""
-    config_class, model_class, fields = FAMILIES[name]
-    config = getattr(transformers, config_class)(**fields)
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
-    model = getattr(transformers, model_class)(config)
+    model = model_class(config)
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1 and "norm" in parameter_name:
             parameter.data = parameter.data + 0.3 * torch.randn_like(parameter)
         else:
             spread = 1.2 / math.sqrt(parameter.shape[-1])
             parameter.data = spread * torch.randn_like(parameter)
-        parameter.data = parameter.data.to(torch.bfloat16).to(torch.float32)
-    return model.eval()
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder / "model")
+    (folder / "model/generation_config.json").unlink(missing_ok=True)
 
 
 def make_rows(seed, vocabulary):
@@ -114,11 +115,6 @@ def train(model, rows, ratio):
     return {"loss": losses, "grad_norm": norms, "lr": rates}
 
 
-def text_config(name):
-    fields = FAMILIES[name][2]
-    return fields.get("text_config", fields)
-
-
 def config_of(run):
     if run in PATTERNS:
         return peft.LoraConfig(task_type="CAUSAL_LM", **PATTERNS[run])
@@ -126,8 +122,9 @@ def config_of(run):
     return peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
 
 
-def make_run(folder, name, run, seed):
-    model_class = getattr(transformers, FAMILIES[name][1])
+def make_run(folder, run, seed):
+    config = transformers.AutoConfig.from_pretrained(folder / "model")
+    model_class = getattr(transformers, config.architectures[0])
     base = model_class.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="eager")
     torch.manual_seed(seed)
     model = peft.get_peft_model(base, config_of(run))
@@ -135,13 +132,13 @@ def make_run(folder, name, run, seed):
         if "lora_B" in parameter_name:
             parameter.data = 0.05 * torch.randn_like(parameter)
     # A name alone would also match a tower's projections, which are not trained.
-    if run in RUNS and "text_config" not in FAMILIES[name][2]:
+    if run in RUNS and config.get_text_config() is config:
         names = {n.split(".")[-1] for n, module in model.named_modules() if hasattr(module, "lora_A")}
         model.peft_config["default"].target_modules = names
     to = folder / run
     shutil.rmtree(to, ignore_errors=True)
     model.save_pretrained(to / "init")
-    rows = make_rows(seed, text_config(name)["vocab_size"])
+    rows = make_rows(seed, config.get_text_config().vocab_size)
     (to / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model.train()
     ratio = RATIOS.get(run, 1.0)
@@ -152,21 +149,31 @@ def make_run(folder, name, run, seed):
     model.save_pretrained(to / "final")
     for readme in to.glob("*/README.md"):
         readme.unlink()
-    print(f"{name}/{run}: losses {expected['loss'][0]:.4f} to {expected['loss'][-1]:.4f}")
+    print(f"{folder.name}/{run}: losses {expected['loss'][0]:.4f} to {expected['loss'][-1]:.4f}")
+
+
+def draw(golden, folder, count):
+    for seed, path in enumerate(sorted(golden.glob("*/model"))):
+        config = transformers.AutoConfig.from_pretrained(path)
+        for i in range(1, count + 1):
+            to = folder / f"{path.parent.name}_drawn{i}"
+            save_model(to, config, getattr(transformers, config.architectures[0]), 1000 * i + seed)
+            make_run(to, "r4_all", 1000 * i + 500 + seed)
 
 
 def main():
+    if sys.argv[1] == "--drawn":
+        return draw(pathlib.Path(sys.argv[3]), pathlib.Path(sys.argv[4]), int(sys.argv[2]))
     golden = pathlib.Path(sys.argv[1])
     for seed, name in enumerate(FAMILIES):
         asked = sys.argv[2:]
         folder = golden / name
         if not asked or name in asked:
-            shutil.rmtree(folder / "model", ignore_errors=True)
-            make_model(name, seed + 1).to(torch.bfloat16).save_pretrained(folder / "model")
-            (folder / "model/generation_config.json").unlink(missing_ok=True)
+            config_class, model_class, fields = FAMILIES[name]
+            save_model(folder, getattr(transformers, config_class)(**fields), getattr(transformers, model_class), seed + 1)
         for run in RUNS_OF.get(name, ["r4_all"]):
             if not asked or name in asked or f"{name}/{run}" in asked:
-                make_run(folder, name, run, 100 + seed)
+                make_run(folder, run, 100 + seed)
 
 
 main()

@@ -22,7 +22,7 @@ using kernels::DType;
 
 constexpr double kFp32LossMost = 1e-4;
 constexpr double kBf16LossMost = 2e-2;  // that bf16 runs and has the model's features; how near is
-                                        // for tests/e2e/gpu_test.py, beside PEFT's own bf16 run
+    // for tests/e2e/gpu_bf16_test.py, beside PEFT's own bf16 run
 
 const char* const kFamilies[] = {"llama_gqa_untied",
                                  "qwen2_bias_tied",

@@ -258,7 +258,7 @@ void Core::State::Carry(const planner::Decision& decision) {
           absl::StrCat("formed again ", shorter ? "with shorter microbatches" : "in another shape",
                        " to make room");
       for (const std::string& job : decision.jobs) {
-        SayWhy(job, absl::StrCat("group ", decision.group, " is ", how, " for it"));
+        SayWhy(job, absl::StrCat(decision.group, " is ", how, " for it"));
         if (Guest* guest = generations_.Find(job)) guest->reformed = true;
       }
       BeginCut(group, GroupState::Then::kReform, how);

@@ -30,7 +30,7 @@ TEST_CASE_METHOD(Fixture, "a job is shown as wide as the terminal, with all that
   job.set_state(Job::QUEUED);
   job.mutable_queue()->set_place(3);
   job.mutable_queue()->set_why(
-      "waits until group group-1 has room for it: it has 8 jobs, and their adapters take 1.5 GiB");
+      "waits until group-1 has room for it: it has 8 jobs, and their adapters take 1.5 GiB");
   job.mutable_adapter()->set_target_regex(std::string(150, 'x'));
   std::string all = Run("show job-a").out;
   std::erase_if(all, [](char c) { return c == ' ' || c == '\n'; });

@@ -2,10 +2,15 @@
 // rest of the policy.
 #include <catch2/catch.hpp>
 
+#include "absl/strings/str_cat.h"
+#include "sizes/bytes_text.h"
 #include "tests/planner/schedule/fixtures.h"
 
 namespace lorad::planner {
 namespace {
+
+using sizes::NeededText;
+using sizes::ThereText;
 
 TEST_CASE("Evictions") {
   const int64_t two = BudgetFor(500, {64, 64});
@@ -102,13 +107,13 @@ TEST_CASE("Evictions") {
          return view;
        }(),
        "wait #1: x (needs " +
-           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
-           " bytes; waits for worker big, which offers them and is away)\n"},
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           "; waits for worker big, which offers 1048576 MiB and is away)\n"},
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +
-           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
-           " bytes; the largest worker offers " + std::to_string(two) +
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           "; the largest worker offers " + ThereText(two) +
            ")\nevict g: b for y\nwait #2: y (group g makes room for it)\n"},
   };
   for (const Case& c : cases) {

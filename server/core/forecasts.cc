@@ -47,13 +47,24 @@ void Core::State::Forecast() {
   forecasts_.wanted = false;
   planner::ClusterView view = ClusterOf(Waiting::kAll);
   Ration(&view, nullptr);
+  const std::vector<JobState*> waiting = jobs_.queue().All();
+  std::vector<JobState*> looked_at;  // those of the view, in its order, which is theirs
+  auto next = waiting.begin();
+  for (const planner::QueuedJob& queued : view.queue) {
+    while ((*next)->name() != queued.job) ++next;
+    looked_at.push_back(*next);
+  }
+  std::vector<JobState*> order;
+  order.reserve(looked_at.size());
+  for (const size_t i : planner::QueueOrder(view)) order.push_back(looked_at[i]);
+  jobs_.Arrange(std::move(order));
   const auto foreseen = planner::Foresee(view);
   const auto of = [&](const std::string& name) {
     const auto found = foreseen.find(name);
     return found == foreseen.end() ? nullptr : &found->second;
   };
   int told = 0;
-  for (JobState* job : jobs_.queue().All()) {
+  for (JobState* job : waiting) {
     TakeForecast(*job, of(job->name()));
     const int place = jobs_.queue().PlaceOf(*job);
     if (told == kToldMax || (!IsNews(job->told.place, place) && job->told.why == job->why &&

@@ -116,6 +116,7 @@ class JobTable {
   const JobQueue& queue() const { return queue_; }
   // The job, QUEUED and withheld until now, may be placed.
   void Offer(JobState& job) { queue_.Offer(job); }
+  void Arrange(std::vector<JobState*> order) { queue_.Arrange(std::move(order)); }
   // As JobQueue has them.
   void Postpone(JobState& job, int64_t until_us) {
     queue_.Postpone(job, until_us);

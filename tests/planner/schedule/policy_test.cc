@@ -1,6 +1,10 @@
 // Eviction, aging, fair share and the number of jobs that still helps; schedule_test.cc has the
 // rest of the policy.
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <map>
+#include <random>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "sizes/bytes_text.h"
@@ -211,6 +215,45 @@ TEST_CASE("The order of the queue") {
     ClusterView view = View({Group("g", "m", 1, c.running)}, c.queue);
     view.policy.fair_share = c.fair;
     CHECK(OrderOf(view) == c.expected);
+  }
+}
+
+// One after another, as each that is taken counts against its label group.
+std::string FairOrderOf(const ClusterView& view) {
+  std::map<std::string, int> shares;
+  for (const RunningJob& running : view.groups[0].running) ++shares[running.label_group];
+  std::vector<const QueuedJob*> left;
+  for (const QueuedJob& job : view.queue) left.push_back(&job);
+  std::string order;
+  while (!left.empty()) {
+    const auto key = [&](const QueuedJob* job) {
+      return std::tuple(!job->resumes, -job->priority,
+                        shares[job->label_group] - PointsOf(view.policy, job->waited_s),
+                        job->arrival);
+    };
+    const auto first = std::ranges::min_element(left, {}, key);
+    absl::StrAppend(&order, order.empty() ? "" : " ", (*first)->job);
+    ++shares[(*first)->label_group];
+    left.erase(first);
+  }
+  return order;
+}
+
+TEST_CASE("Fair share takes one after another") {
+  std::mt19937_64 random(7);
+  const auto draw = [&](uint64_t count) { return static_cast<int>(random() % count); };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<QueuedJob> queue;
+    for (int i = 0; i < 30; ++i) {
+      const std::string user = absl::StrCat("u", draw(4));
+      queue.push_back(Job(absl::StrCat("j", i), draw(3), draw(6) * 1800, user, 8, i));
+      queue.back().resumes = draw(8) == 0;
+    }
+    std::ranges::shuffle(queue, random);
+    ClusterView view =
+        View({Group("g", "m", 1, {{"r", 0, 9, 8, "u1"}, {"s", 0, 9, 8, "u1"}})}, queue);
+    view.policy.fair_share = true;
+    CHECK(OrderOf(view) == FairOrderOf(view));
   }
 }
 

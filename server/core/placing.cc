@@ -114,7 +114,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   return running;
 }
 
-planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
+planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* newcomer) {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
   view.policy = options_.policy;
@@ -202,6 +202,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   } else {
     for (const JobState* job : jobs_.queue().View(members)) add(*job);
   }
+  if (newcomer) add(*newcomer);
   for (const std::string_view name : base_models) AddTimes(std::string(name), &view);
   return view;
 }

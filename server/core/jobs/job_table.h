@@ -155,6 +155,8 @@ class JobTable {
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
   std::string WhyQueued(const JobState& state) const;
+  // Of a live job, where nothing is foreseen of it.
+  std::string WhyNoForecast(const JobState& state) const;
   // That it waits where it is, if it does. `state`: null where its record alone is kept.
   void ShowStalled(const JobState* state, v1::Job* job) const;
   void On(uint64_t request, const v1::GetJobRequest& content) const;

@@ -321,6 +321,8 @@ TEST_CASE("filters that are wrong say where") {
       {"state = WALKING",
        "column 9: a state must stand here: VALIDATING, QUEUED, PREPARING, RUNNING, FINALIZING, "
        "SUCCEEDED, CANCELLING, CANCELLED, FAILED, PAUSING or PAUSED"},
+      {"state = RUNNING AND labels.Team = math",
+       "column 21: keys must be lower-case letters, digits, '.', '_', '/' and '-'"},
       {std::string(3000, ' '), "must have at most 2048 bytes, got 3000"},
   };
   for (const auto& [text, description] : cases) {

@@ -147,7 +147,9 @@ absl::Status AddLosses(Session& session, const Job& job, Table& table) {
   const auto status = Call(session, &Jobs::Stub::GetMetrics, request, response);
   if (!status.ok()) return status;
   std::vector<std::pair<std::int64_t, double>> points;
-  for (const auto& step : response.steps()) points.emplace_back(step.step(), step.loss());
+  for (const auto& step : response.steps()) {
+    if (step.step() <= job.step()) points.emplace_back(step.step(), step.loss());
+  }
   const std::string line = Sparkline(points, columns, WritesUtf8());
   if (!line.empty()) table.Add({"losses", line});
   return status;

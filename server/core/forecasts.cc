@@ -136,6 +136,10 @@ void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
 // ---- what came of them ----
 
 void Core::State::NoteStart(JobState& job) {
+  if (job.job().first_forecast().has_start_time() && !job.job().has_foretold_start_time()) {
+    turn_.Stamp(job.job().mutable_foretold_start_time());
+    jobs_.TouchProgress(job);
+  }
   JobForecast& first = job.first_forecast;
   if (!first || first.started) return;
   first.started = true;
@@ -153,6 +157,7 @@ void Core::State::NoteEnd(const JobState& job) {
 void Core::State::VoidForecast(JobState& job) {
   job.forecast = job.first_forecast = {};
   job.job().clear_first_forecast();
+  job.job().clear_foretold_start_time();
   jobs_.Touch(job);
 }
 

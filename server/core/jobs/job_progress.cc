@@ -15,7 +15,7 @@ const std::vector<const google::protobuf::FieldDescriptor*>& ProgressFields() {
           v1::Job::kLossFieldNumber, v1::Job::kLearningRateFieldNumber,
           v1::Job::kGradNormFieldNumber, v1::Job::kSecondsLeftFieldNumber,
           v1::Job::kPackedWithFieldNumber, v1::Job::kAdaptersPerMicrobatchFieldNumber,
-          v1::Job::kFirstForecastFieldNumber}) {
+          v1::Job::kFirstForecastFieldNumber, v1::Job::kForetoldStartTimeFieldNumber}) {
       found->push_back(v1::Job::descriptor()->FindFieldByNumber(number));
     }
     return found;

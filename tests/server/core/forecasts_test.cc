@@ -398,6 +398,36 @@ TEST_CASE("without a worker nothing is foreseen; a pause and a priority begin it
   CHECK(world->Job(job).has_first_forecast());
 }
 
+TEST_CASE("a job that has ended has what was foretold beside what came of it") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const std::vector<std::string> jobs = SubmitMany(*world, 2);
+  for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+  const Job ended = world->Job(jobs[1]);
+  REQUIRE(ended.first_forecast().has_start_time());
+  CHECK(ended.foretold_start_time().SerializeAsString() == ended.start_time().SerializeAsString());
+  CHECK(Micros(ended.first_forecast().end_time()) > Micros(ended.first_forecast().start_time()));
+}
+
+TEST_CASE("of a job that was paused the start that was foretold is that of its going on") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  REQUIRE(world->Call(Named<v1::PauseJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::PAUSED);
+  CHECK_FALSE(world->Job(job).has_foretold_start_time());
+  world->Sleep(5'000'000);
+  REQUIRE(world->Call(Named<v1::ResumeJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  const Job ended = world->Job(job);
+  REQUIRE(ended.first_forecast().has_start_time());
+  CHECK(Micros(ended.foretold_start_time()) >= Micros(ended.start_time()) + 5'000'000);
+  CHECK(Micros(ended.foretold_start_time()) >= Micros(ended.first_forecast().make_time()));
+  CHECK(Micros(ended.foretold_start_time()) < Micros(ended.end_time()));
+}
+
 TEST_CASE("how true forecasts were is kept over a start") {
   auto world = MakeWorld(Few());
   world->StartWorkers();

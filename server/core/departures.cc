@@ -98,6 +98,7 @@ void Core::State::Move(JobState& job, const planner::Decision& decision) {
   if (job.state() == v1::Job::RUNNING || std::exchange(job.sent_elsewhere, true)) {
     jobs_.AddEvent(job, "MOVED", why);
     job.moved_us = turn_.now_us();
+    job.record.set_moved_wall_us(turn_.wall_us());
   }
   job.moves_to = to;
   Depart(job, why, true);

@@ -110,7 +110,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.label_group = options_.LabelGroup(job.job().labels());
   running.company_max = job.record.company_max();
   running.alone = job.record.alone();
-  if (job.moved_us > 0) running.moved_s = SecondsSince(job.moved_us);
+  if (job.moved_us) running.moved_s = SecondsSince(*job.moved_us);
   return running;
 }
 

@@ -441,5 +441,24 @@ TEST_CASE("how true forecasts were is kept over a start") {
   CHECK(after.start_errors().SerializeAsString() == before.start_errors().SerializeAsString());
 }
 
+TEST_CASE("how long a group took to form is kept over a start") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(30'000'000);
+  const auto load_s = [&] {
+    const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+    for (const v1::TrainingTimes& times : cluster.times()) {
+      if (times.base_model() == "m") return times.load_seconds();
+    }
+    return -1.0;
+  };
+  const double before = load_s();
+  world->CrashCoordinator();
+  world->Settle();
+  CHECK(load_s() == before);
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -220,7 +220,8 @@ void AddClusterCommands(CLI::App& app, Session& session) {
   cluster.add_flag("--once", recording->once, "Write it once")->needs(&record);
   cluster
       .add_option("--share-label", recording->share_label,
-                  "The label whose values are who shares the cluster fairly, as of the daemon")
+                  "The label whose values are who shares the cluster fairly (default: that of the "
+                  "daemon)")
       ->needs(&record);
   cluster.callback([&session, recording] {
     session.action = [&session, recording] {

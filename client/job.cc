@@ -147,10 +147,25 @@ absl::Status AddLosses(Session& session, const Job& job, Table& table) {
   const auto status = Call(session, &Jobs::Stub::GetMetrics, request, response);
   if (!status.ok()) return status;
   std::vector<std::pair<std::int64_t, double>> points;
-  for (const auto& step : response.steps()) points.emplace_back(step.step(), step.loss());
+  for (const auto& step : response.steps()) {
+    if (step.step() <= job.step()) points.emplace_back(step.step(), step.loss());
+  }
   const std::string line = Sparkline(points, columns, WritesUtf8());
   if (!line.empty()) table.Add({"losses", line});
   return status;
+}
+
+// When it started and ended, and what was foretold of that at first.
+void AddMoments(const Job& job, Table& table) {
+  table.Add({"started", TimeText(job.start_time())});
+  const lorad::v1::Forecast& foretold = job.first_forecast();
+  const bool again = job.has_foretold_start_time() && job.has_start_time() &&
+                     TimeText(job.foretold_start_time()) != TimeText(job.start_time());
+  if (again) table.Add({"went on", TimeText(job.foretold_start_time())});
+  if (foretold.has_start_time()) table.Add({"start foretold", ForetoldStartText(foretold)});
+  table.Add({"ended", TimeText(job.end_time())});
+  if (foretold.has_end_time()) table.Add({"end foretold", ForetoldEndText(foretold)});
+  if (job.has_first_forecast()) table.Add({"foretold at", TimeText(foretold.make_time())});
 }
 
 absl::Status Show(Session& session, Options& options) {
@@ -181,11 +196,7 @@ absl::Status Show(Session& session, Options& options) {
     table.Add({"queue", absl::StrCat(place > 0 ? absl::StrCat("place ", place, ": ") : "",
                                      job.queue().why())});
   }
-  if (job.queue().has_forecast()) {
-    AddForecast(job.queue().forecast(), table);
-  } else if (job.has_first_forecast()) {
-    table.Add({"first forecast", EndText(job.first_forecast())});
-  }
+  if (job.queue().has_forecast()) AddForecast(job.queue().forecast(), table);
   table.Add({"priority", absl::StrCat(job.priority())});
   if (!job.labels().empty()) table.Add({"labels", LabelsText(job)});
   table.Add({"base model", job.base_model()});
@@ -199,8 +210,7 @@ absl::Status Show(Session& session, Options& options) {
   AddProgress(job, table);
   if (auto added = AddLosses(session, job, table); !added.ok()) return added;
   table.Add({"created", TimeText(job.create_time())});
-  table.Add({"started", TimeText(job.start_time())});
-  table.Add({"ended", TimeText(job.end_time())});
+  AddMoments(job, table);
   table.PrintFields(std::cout, TerminalColumns());
   return status;
 }

@@ -143,6 +143,12 @@ class Filler {
       best_distance = distance;
       best = std::string(meant);
     };
+    for (const JobName& likely : LikelyNames()) {
+      if (likely.name == name) {
+        return absl::StrCat("; did you mean ", likely.section == section ? "" : likely.section,
+                            likely.section == section ? "" : ".", likely.field, "?");
+      }
+    }
     for (const absl::string_view other : {"adapter", "training", ""}) {
       if (other == section) continue;
       const std::string meant = FieldOf(other, name);

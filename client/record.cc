@@ -64,6 +64,19 @@ ordered_json ToJson(const v1::TrainingTimes& times) {
           {"load_s", times.load_seconds()}};
 }
 
+ordered_json ToJson(const v1::SchedulingPolicy& policy) {
+  ordered_json json = {{"evict", policy.evict()},
+                       {"minimum_run_s", policy.minimum_run_seconds()},
+                       {"points_per_hour", policy.points_per_hour()},
+                       {"points_max", policy.points_max()},
+                       {"fair_share", !policy.share_label().empty()},
+                       {"least_gain", policy.least_gain()},
+                       {"rebalance", policy.rebalance()},
+                       {"least_share", policy.least_share()}};
+  if (!policy.share_label().empty()) json["share_label"] = policy.share_label();
+  return json;
+}
+
 ordered_json ToJson(const Worker& worker, const std::string& name) {
   ordered_json json = {{"name", name},
                        {"budget_bytes", worker.memory_bytes()},
@@ -113,6 +126,7 @@ ordered_json ToJson(const Job& job, double beginning_s) {
 
 void Record::Take(const v1::ClusterStatus& cluster) {
   started_s_ = Seconds(cluster.start_time());
+  if (cluster.has_policy()) policy_ = cluster.policy();
   for (const v1::TrainingTimes& times : cluster.times()) {
     times_[{times.base_model(), times.device_key()}] = times;
   }
@@ -166,13 +180,15 @@ double Record::Beginning() const {
 
 std::string Record::ToText() const {
   const double beginning_s = Beginning();
+  const std::string& share_label =
+      share_label_.empty() && policy_ ? policy_->share_label() : share_label_;
   std::set<std::string> used;
   ordered_json jobs = ordered_json::array();
   for (const auto& [name, job] : jobs_) {
     if (!IsRecorded(job)) continue;
     used.insert(job.base_model());
     ordered_json& entry = jobs.emplace_back(ToJson(job, beginning_s));
-    const auto label = job.labels().find(share_label_);
+    const auto label = job.labels().find(share_label);
     if (label != job.labels().end() && !label->second.empty()) {
       entry["label_group"] = label->second;
     }
@@ -195,11 +211,17 @@ std::string Record::ToText() const {
       if (presence.goes_s != 0) entry["goes_s"] = presence.goes_s - beginning_s;
     }
   }
-  const ordered_json history = {
-      {"about", {"recorded by `lora cluster --record`; times are seconds from the first job"}},
-      {"models", models},
-      {"workers", workers},
-      {"jobs", jobs}};
+  ordered_json history = {
+      {"about", {"recorded by `lora cluster --record`; times are seconds from the first job"}}};
+  if (policy_) {
+    history["recorded_policy"] = ToJson(*policy_);
+    if (policy_->microbatch_tokens() > 0) {
+      history["microbatch_tokens"] = policy_->microbatch_tokens();
+    }
+  }
+  history["models"] = std::move(models);
+  history["workers"] = std::move(workers);
+  history["jobs"] = std::move(jobs);
   return history.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

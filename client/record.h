@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,7 @@ namespace lorad::client {
 
 class Record {
  public:
-  // The values of that label are who shares the cluster fairly; empty: nobody.
+  // The values of that label are who shares the cluster fairly; empty: of the coordinator's own.
   explicit Record(std::string share_label) : share_label_(std::move(share_label)) {}
 
   // What was taken before of the same is replaced; what is not named any more stays.
@@ -47,7 +48,8 @@ class Record {
   double Beginning() const;
 
   std::string share_label_;
-  double started_s_ = 0;  // the coordinator
+  std::optional<v1::SchedulingPolicy> policy_;  // none: an older coordinator does not say it
+  double started_s_ = 0;                        // the coordinator
   std::map<std::string, v1::Model> models_;
   std::map<std::string, v1::Job> jobs_;
   std::map<std::string, WorkerRecord> presences_;                           // by worker

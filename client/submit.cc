@@ -290,6 +290,7 @@ absl::Status Estimate(Session& session, Options& options) {
                                                              : BytesText(estimate.budget_bytes())});
   table.Add({"fits", FitsText(estimate)});
   if (estimate.has_forecast()) AddForecast(estimate.forecast(), table);
+  if (!estimate.no_forecast().empty()) table.Add({"no forecast", estimate.no_forecast()});
   table.PrintFields(std::cout, TerminalColumns());
   if (estimate.workers_size() > 0) PrintWorkers(estimate);
   if (estimate.stages_size() > 0) PrintStages(estimate);

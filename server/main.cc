@@ -13,6 +13,7 @@
 #include "server/auth_command.h"
 #include "server/errors/errors.h"
 #include "server/serve.h"
+#include "server/validation/names.h"
 #include "server/version.h"
 #include "storage/files/files.h"
 #include "worker/host/limits.h"
@@ -81,6 +82,7 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
           "--share-label", core.share_label,
           "Users are told apart by this label, and share: a job has one point less for each "
           "job of its user that runs or stands before it (default: no shares)")
+      ->check(CLI::Validator(CheckLabelKey, ""))
       ->type_name("KEY");
   serve
       .add_option("--least-gain", policy.least_gain,

@@ -41,6 +41,18 @@ constexpr std::array<JobName, 16> kNames = {{
     {"training", "data_seed", "seed"},
 }};
 
+constexpr std::array<JobName, 9> kLikelyNames = {{
+    {"adapter", "lora_r", "rank"},
+    {"adapter", "lora_rank", "rank"},
+    {"training", "lr", "learning_rate"},
+    {"training", "lr_scheduler", "schedule"},
+    {"training", "n_epochs", "epochs"},
+    {"training", "micro_batch_size", "batch_size"},
+    {"training", "train_batch_size", "batch_size"},
+    {"training", "sequence_len", "max_length"},
+    {"training", "cutoff_len", "max_length"},
+}};
+
 // What needless names say where they say what they may (needless_names.h), if a field can say
 // something else: then they are as good as that field.
 struct Meaning {
@@ -219,6 +231,8 @@ class Taker {
 }  // namespace
 
 absl::Span<const JobName> JobNames() { return kNames; }
+
+absl::Span<const JobName> LikelyNames() { return kLikelyNames; }
 
 std::map<std::string, std::string> TakeNames(absl::string_view section, json& object,
                                              const NoteMistake& note) {

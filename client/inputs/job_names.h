@@ -21,6 +21,9 @@ struct JobName {
 // The one table of such names; docs/api.md has a row for each.
 absl::Span<const JobName> JobNames();
 
+// Names by which others call a field, not taken as such: who writes one is told what is likely meant.
+absl::Span<const JobName> LikelyNames();
+
 // A mistake: the path as the user wrote it ("adapter.r"), and what is wrong.
 using NoteMistake = std::function<void(const std::string& path, const std::string& what)>;
 

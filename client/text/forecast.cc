@@ -17,6 +17,11 @@ std::string MomentText(const Timestamp& made, const Timestamp& time, const Times
                       "), ", TimeText(time));
 }
 
+std::string ForetoldText(const Timestamp& time, const Timestamp& earliest,
+                         const Timestamp& latest) {
+  return absl::StrCat(TimeText(time), " (", TimeText(earliest), " to ", TimeText(latest), ")");
+}
+
 }  // namespace
 
 std::string StartText(const lorad::v1::Forecast& forecast) {
@@ -27,6 +32,14 @@ std::string StartText(const lorad::v1::Forecast& forecast) {
 std::string EndText(const lorad::v1::Forecast& forecast) {
   return MomentText(forecast.make_time(), forecast.end_time(), forecast.end_earliest(),
                     forecast.end_latest());
+}
+
+std::string ForetoldStartText(const lorad::v1::Forecast& forecast) {
+  return ForetoldText(forecast.start_time(), forecast.start_earliest(), forecast.start_latest());
+}
+
+std::string ForetoldEndText(const lorad::v1::Forecast& forecast) {
+  return ForetoldText(forecast.end_time(), forecast.end_earliest(), forecast.end_latest());
 }
 
 void AddForecast(const lorad::v1::Forecast& forecast, Table& table) {

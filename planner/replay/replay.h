@@ -78,7 +78,7 @@ struct Summary {
 };
 Summary Summarize(const History& history, const Outcome& outcome);
 
-// Of the recorded starts and ends; idle_share and tokens_per_training_s stay 0.
+// Of the recorded starts and ends, which do not say idle_share and tokens_per_training_s.
 Summary SummarizeRecord(const History& history);
 
 }  // namespace lorad::planner

@@ -139,9 +139,15 @@ class Reader {
         read_.policies.push_back({name, ReadPolicy(policy)});
       }
     }
+    if (fields_.Has("recorded_policy")) {
+      Fields recorded = fields_.Object("recorded_policy");
+      read_.recorded = {ReadPolicy(recorded), ReadName(recorded, "share_label")};
+    }
+    const bool as_recorded = read_.recorded && !fields_.Has("policy");
     Fields policy = fields_.Object("policy", false);
     const SchedulePolicy read = ReadPolicy(policy);
-    if (read_.policies.empty()) read_.policies.push_back({"policy", read});
+    if (!read_.policies.empty()) return;
+    read_.policies.push_back({"policy", as_recorded ? read_.recorded->policy : read});
   }
 
   Fields& fields_;
@@ -155,35 +161,69 @@ class Reader {
 struct Row {
   std::string name;
   Summary summary;
-  Outcome outcome;  // without jobs and stays
+  std::optional<Outcome> outcome;  // none: what no start and no end says is not known
 };
+
+template <class Value>
+ordered_json KnownOrNull(const Row& row, Value value) {
+  return row.outcome ? ordered_json(value) : ordered_json();
+}
 
 ordered_json ToJson(const Row& row) {
   const Summary& s = row.summary;
-  const Outcome& o = row.outcome;
+  const Outcome o = row.outcome.value_or(Outcome());
   return {{"policy", row.name},
           {"ended", s.ended},
           {"makespan_s", s.makespan_s},
           {"mean_completion_s", s.mean_completion_s},
           {"mean_wait_s", s.mean_wait_s},
           {"worst_wait_s", s.worst_wait_s},
-          {"idle_share", s.idle_share},
+          {"idle_share", KnownOrNull(row, s.idle_share)},
           {"tokens_per_second", s.tokens_per_s},
-          {"tokens_per_training_second", s.tokens_per_training_s},
-          {"moves", o.moves},
-          {"preemptions", o.evictions},
-          {"groups", o.groups},
-          {"reforms", o.reforms},
-          {"turns", o.turns}};
+          {"tokens_per_training_second", KnownOrNull(row, s.tokens_per_training_s)},
+          {"moves", KnownOrNull(row, o.moves)},
+          {"preemptions", KnownOrNull(row, o.evictions)},
+          {"groups", KnownOrNull(row, o.groups)},
+          {"reforms", KnownOrNull(row, o.reforms)},
+          {"turns", KnownOrNull(row, o.turns)}};
+}
+
+ordered_json ToJson(const SchedulePolicy& policy) {
+  return {{"evict", policy.evict},
+          {"minimum_run_s", policy.minimum_run_s},
+          {"points_per_hour", policy.points_per_hour},
+          {"points_max", policy.points_max},
+          {"fair_share", policy.fair_share},
+          {"least_gain", policy.least_gain},
+          {"rebalance", policy.rebalance},
+          {"least_share", policy.least_share}};
+}
+
+// Empty where nothing was recorded.
+std::string RecordedText(const ReplayScenario& scenario, const std::vector<Row>& rows) {
+  if (!scenario.recorded) {
+    const bool has_row = std::ranges::count(rows, "recorded", &Row::name) > 0;
+    return has_row ? "recorded under settings that the file does not have\n\n" : "";
+  }
+  std::string text = "recorded under";
+  const ordered_json settings = ToJson(scenario.recorded->policy);
+  for (const auto& [name, value] : settings.items()) {
+    absl::StrAppend(&text, text.ends_with("under") ? " " : ", ", name, " ", value.dump());
+  }
+  const std::string& label = scenario.recorded->share_label;
+  return absl::StrCat(text, label.empty() ? "" : ", by the label ", label, "\n\n");
 }
 
 std::string ToText(const Row& row) {
   const Summary& s = row.summary;
-  const Outcome& o = row.outcome;
-  return absl::StrFormat("%-24s %9.0f %11.0f %8.0f %11.0f %6.1f %9.0f %11.0f %6d %8d %7d\n",
-                         row.name, s.makespan_s, s.mean_completion_s, s.mean_wait_s, s.worst_wait_s,
-                         100 * s.idle_share, s.tokens_per_s, s.tokens_per_training_s, o.moves,
-                         o.evictions, o.groups);
+  const Outcome o = row.outcome.value_or(Outcome());
+  const auto known = [&](std::string text) { return row.outcome ? text : "-"; };
+  return absl::StrFormat("%-24s %9.0f %11.0f %8.0f %11.0f %6s %9.0f %11s %6s %8s %7s\n", row.name,
+                         s.makespan_s, s.mean_completion_s, s.mean_wait_s, s.worst_wait_s,
+                         known(absl::StrFormat("%.1f", 100 * s.idle_share)), s.tokens_per_s,
+                         known(absl::StrFormat("%.0f", s.tokens_per_training_s)),
+                         known(absl::StrCat(o.moves)), known(absl::StrCat(o.evictions)),
+                         known(absl::StrCat(o.groups)));
 }
 
 constexpr char kHeads[] =
@@ -201,7 +241,7 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
     Row& row = rows.emplace_back();
     row.name = name;
     row.outcome = Replay(history, policy, decide, turns);
-    row.summary = Summarize(history, row.outcome);
+    row.summary = Summarize(history, *row.outcome);
   };
   for (const auto& [name, policy] : scenario.policies) {
     replay(name, policy, Schedule, scenario.turns);
@@ -213,7 +253,7 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
   }
   const bool recorded = std::ranges::any_of(
       history.jobs, [](const HistoryJob& job) { return job.started_s && job.ended_s; });
-  if (recorded) rows.push_back({"recorded", SummarizeRecord(history), {}});
+  if (recorded) rows.push_back({"recorded", SummarizeRecord(history), std::nullopt});
   return rows;
 }
 
@@ -221,7 +261,7 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
 std::string NeverEnded(const History& history, const Row& row) {
   std::vector<std::string> names;
   for (size_t j = 0; j < history.jobs.size(); ++j) {
-    if (row.outcome.jobs[j].ends_s == kNever) names.push_back(history.jobs[j].content.job);
+    if (row.outcome->jobs[j].ends_s == kNever) names.push_back(history.jobs[j].content.job);
   }
   if (names.empty()) return "";
   const size_t left = names.size();
@@ -252,7 +292,8 @@ absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
   for (const HistoryJob& job : history.jobs) bases.insert(job.content.base_model);
   PlanResult result;
   result.text = absl::StrCat(history.jobs.size(), " jobs on ", bases.size(), " base models, ",
-                             history.workers.size(), " workers; times in seconds\n\n", kHeads);
+                             history.workers.size(), " workers; times in seconds\n\n",
+                             RecordedText(*read, rows), kHeads);
   for (const Row& row : rows) result.text += ToText(row);
   if (const std::string left = NeverEnded(history, rows.front()); !left.empty()) {
     absl::StrAppend(&result.text, "\n", left);
@@ -261,6 +302,12 @@ absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
                  {"base_models", bases.size()},
                  {"workers", history.workers.size()},
                  {"replays", ordered_json::array()}};
+  if (read->recorded) {
+    result.json["recorded_policy"] = ToJson(read->recorded->policy);
+    if (const std::string& label = read->recorded->share_label; !label.empty()) {
+      result.json["recorded_policy"]["share_label"] = label;
+    }
+  }
   for (const Row& row : rows) result.json["replays"].push_back(ToJson(row));
   return result;
 }

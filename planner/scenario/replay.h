@@ -23,6 +23,11 @@ struct ReplayScenario {
   History history;           // without jobs where there is a load,
   std::optional<Load> load;  // from which they are drawn
   std::vector<Policy> policies;
+  struct Recorded {
+    SchedulePolicy policy;
+    std::string share_label;  // whose values are the label groups of fair_share
+  };
+  std::optional<Recorded> recorded;  // under which the history went; the policy where none is given
   bool baselines = true;
   Turns turns;
 };

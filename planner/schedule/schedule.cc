@@ -215,7 +215,7 @@ class Scheduler {
       ++to.jobs;
     }
     Decision& decision = Decide(Decision::Kind::kWait, job);
-    decision.why = absl::StrCat("group ", group.name, " makes room for it");
+    decision.why = absl::StrCat(NameOf(group), " makes room for it");
     return true;
   }
 

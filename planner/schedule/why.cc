@@ -7,9 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "planner/schedule/shapes.h"
+#include "sizes/bytes_text.h"
 
 namespace lorad::planner {
 namespace {
+
+using sizes::NeededText;
+using sizes::ThereText;
 
 std::string BeingChanged(const std::string& name) {
   return absl::StrCat(name, " is being formed or changed");
@@ -23,9 +27,13 @@ std::string BaseModels(const Round& round) {
   return names.empty() ? "none" : absl::StrJoin(names, ", ");
 }
 
+std::string Named(const std::string& kind, const std::string& name) {
+  return name.starts_with(kind + "-") ? name : absl::StrCat(kind, " ", name);
+}
+
 std::string NameOf(const Waiter& waiter) {
   return waiter.job->asks ? absl::StrCat("an ask of '", waiter.job->base_model, "'")
-                          : absl::StrCat("job ", waiter.job->job);
+                          : Named("job", waiter.job->job);
 }
 
 // By the placement that lacks the least.
@@ -34,10 +42,11 @@ std::string WhyNotOnSeveral(const Round& round, const QueuedJob& job) {
   if (!nearest) {
     return job.stages < 2 ? "" : WorkersLackFor(job.stages);
   }
-  return absl::StrCat(job.stages < 2 ? ", and " : "needs ", "of ", nearest->workers.size(),
-                      " stages the tightest needs ", nearest->bytes[nearest->tightest],
-                      " bytes; its worker offers ",
-                      round.view.workers[nearest->workers[nearest->tightest]].budget_bytes);
+  return absl::StrCat(
+      job.stages < 2 ? ", and " : "needs ", "of ", nearest->workers.size(),
+      " stages the tightest needs ", NeededText(nearest->bytes[nearest->tightest]),
+      "; its worker offers ",
+      ThereText(round.view.workers[nearest->workers[nearest->tightest]].budget_bytes));
 }
 
 // Empty where the largest worker would hold it, or several.
@@ -53,10 +62,11 @@ std::string WhyNowhere(Round& round, const Waiter& job) {
   if (Fits(needed, budget)) return "";
   const AwayWorker& away = round.view.away;
   if (Fits(needed, away.budget_bytes)) {
-    return absl::StrCat("needs ", needed, " bytes; waits for worker ", away.name,
-                        ", which offers them and is away");
+    return absl::StrCat("needs ", NeededText(needed), "; waits for worker ", away.name,
+                        ", which offers ", ThereText(away.budget_bytes), " and is away");
   }
-  return absl::StrCat("needs ", needed, " bytes; the largest worker offers ", budget,
+  return absl::StrCat("needs ", NeededText(needed), "; the largest worker offers ",
+                      ThereText(budget),
                       job.job->stages == 1 ? "" : WhyNotOnSeveral(round, *job.job));
 }
 
@@ -66,7 +76,7 @@ std::string WhyNotTogether(const Round& round, const Waiter& job) {
   std::string text =
       absl::StrCat("needs ", needs.workers.size(),
                    " workers of one numerics id, the tightest of whose stages takes ",
-                   needs.bytes[needs.tightest], " bytes: ");
+                   NeededText(needs.bytes[needs.tightest]), ": ");
   const auto waits = [&](const Waiter* other) {
     return other != nullptr && other->job->base_model == job.job->base_model;
   };
@@ -114,8 +124,8 @@ std::string WhyNotOnIdle(Round& round, const Waiter& job) {
     const int64_t needed = round.sizes.AloneOn(job.job_class, idle.worker_kind).bytes[0];
     if (Fits(needed, idle.worker->budget_bytes)) return "";
     if (text.empty()) {
-      text = absl::StrCat("needs ", needed, " bytes, and worker ", idle.worker->name,
-                          ", which is idle, offers ", idle.worker->budget_bytes);
+      text = absl::StrCat("needs ", NeededText(needed), ", and worker ", idle.worker->name,
+                          ", which is idle, offers ", ThereText(idle.worker->budget_bytes));
     }
   }
   return text;
@@ -140,13 +150,13 @@ const GroupState* PartedFrom(Round& round, const Waiter& job) {
 }
 
 std::string NameOf(const GroupState& group) {
-  return group.fresh() ? "the group being formed" : "group " + group.name;
+  return group.fresh() ? "the group being formed" : Named("group", group.name);
 }
 
 std::string WhyWait(Round& round, const Waiter& job) {
   if (round.view.workers.empty()) return "no worker is connected";
   if (std::string why = WhyNowhere(round, job); !why.empty()) return why;
-  if (const GroupState* group = Awaited(round, job)) return BeingChanged("group " + group->name);
+  if (const GroupState* group = Awaited(round, job)) return BeingChanged(NameOf(*group));
   const size_t base = round.sizes.of(job.job_class).base;
   for (const GroupState& group : round.groups) {
     if (job.needs != nullptr && !round.FitsAlone(job, group)) continue;

@@ -14,7 +14,7 @@ const GroupState* Awaited(Round& round, const Waiter& job);
 // A group of its base model that takes newcomers, but not this one, for suspicion alone.
 const GroupState* PartedFrom(Round& round, const Waiter& job);
 
-// "group g", "the group being formed".
+// "group g", "the group being formed"; a name that says what it is stands for itself: "group-2".
 std::string NameOf(const GroupState& group);
 
 // REQUIRES: `job` is among round.waiting.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/report_checks.h"
+#include "server/core/jobs/job_progress.h"
 #include "server/core/rules/kept_checkpoints.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
@@ -240,10 +241,12 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
       job->record.set_checkpoint_tokens(commit.tokens);
       (*job->record.mutable_tokens_at_checkpoints())[commit.step] = commit.tokens;
       job->record.set_numerics_id(commit.numerics_id);
+      const auto row = job->metrics.find(commit.step);
+      job->record.clear_checkpoint_metrics();
+      if (row != job->metrics.end()) *job->record.mutable_checkpoint_metrics() = row->second;
       // A job that has fallen back meanwhile goes on from here after all.
       if (job->state() == v1::Job::QUEUED || job->state() == v1::Job::PAUSED) {
-        job->job().set_tokens(commit.tokens);
-        job->job().set_step(commit.step);
+        ShowCheckpoint(job->record);
       }
       job->metrics.erase(job->metrics.begin(), job->metrics.upper_bound(commit.step));
     }

@@ -10,6 +10,21 @@
 namespace lorad::server {
 namespace {
 
+v1::SchedulingPolicy PolicyOf(const CoreOptions& options) {
+  const planner::SchedulePolicy& policy = options.policy;
+  v1::SchedulingPolicy proto;
+  proto.set_evict(policy.evict);
+  proto.set_rebalance(policy.rebalance);
+  proto.set_minimum_run_seconds(policy.minimum_run_s);
+  proto.set_points_per_hour(policy.points_per_hour);
+  proto.set_points_max(policy.points_max);
+  proto.set_least_gain(policy.least_gain);
+  proto.set_least_share(policy.least_share);
+  proto.set_share_label(options.share_label);
+  proto.set_microbatch_tokens(options.microbatch_tokens);
+  return proto;
+}
+
 v1::ForecastErrors ToProto(const planner::ForecastErrors& errors) {
   v1::ForecastErrors proto;
   proto.set_forecasts(errors.observations());
@@ -113,6 +128,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
   AddTimes(&status);
   *status.mutable_start_errors() = ToProto(cluster_.fits().starts());
   *status.mutable_end_errors() = ToProto(cluster_.fits().ends());
+  *status.mutable_policy() = PolicyOf(options_);
   return status;
 }
 

@@ -75,7 +75,7 @@ void Core::State::EndUnloaded(GroupState& group) {
 
 void Core::State::Evict(JobState& job, const std::string& for_job) {
   GroupState& group = *GroupOf(job);
-  const std::string why = absl::StrCat("evicted from ", group.name, " for job ", for_job);
+  const std::string why = absl::StrCat("evicted from ", group.name, " for ", for_job);
   jobs_.AddEvent(job, "EVICTED", why);
   Depart(job, why, false);
   group.urgent = for_job;
@@ -89,15 +89,16 @@ void Core::State::Move(JobState& job, const planner::Decision& decision) {
     const WorkerState& worker = cluster_.At(decision.worker);
     to = worker.group.empty() ? FormGroup(decision).name : worker.group;
   }
-  const std::string why = absl::StrCat(
-      "moves from ", job.job().group(), " to ", to, ": ",
-      !decision.why.empty()      ? decision.why
-      : decision.why_job.empty() ? "it pays"
-                                 : absl::StrCat("it makes room for job ", decision.why_job));
+  const std::string why = absl::StrCat("moves from ", job.job().group(), " to ", to, ": ",
+                                       !decision.why.empty() ? decision.why
+                                       : decision.why_job.empty()
+                                           ? "it pays"
+                                           : absl::StrCat("it makes room for ", decision.why_job));
   // One that has not run there yet has nothing to be moved, but is not sent around without end.
   if (job.state() == v1::Job::RUNNING || std::exchange(job.sent_elsewhere, true)) {
     jobs_.AddEvent(job, "MOVED", why);
     job.moved_us = turn_.now_us();
+    job.record.set_moved_wall_us(turn_.wall_us());
   }
   job.moves_to = to;
   Depart(job, why, true);

@@ -1,5 +1,7 @@
 // When jobs will start and end, as far as is foreseen; and how true that was.
 
+#include <algorithm>
+
 #include "server/core/state.h"
 
 namespace lorad::server {
@@ -47,13 +49,24 @@ void Core::State::Forecast() {
   forecasts_.wanted = false;
   planner::ClusterView view = ClusterOf(Waiting::kAll);
   Ration(&view, nullptr);
+  const std::vector<JobState*> waiting = jobs_.queue().All();
+  std::vector<JobState*> looked_at;  // those of the view, in its order, which is theirs
+  auto next = waiting.begin();
+  for (const planner::QueuedJob& queued : view.queue) {
+    while ((*next)->name() != queued.job) ++next;
+    looked_at.push_back(*next);
+  }
+  std::vector<JobState*> order;
+  order.reserve(looked_at.size());
+  for (const size_t i : planner::QueueOrder(view)) order.push_back(looked_at[i]);
+  jobs_.Arrange(std::move(order));
   const auto foreseen = planner::Foresee(view);
   const auto of = [&](const std::string& name) {
     const auto found = foreseen.find(name);
     return found == foreseen.end() ? nullptr : &found->second;
   };
   int told = 0;
-  for (JobState* job : jobs_.queue().All()) {
+  for (JobState* job : waiting) {
     TakeForecast(*job, of(job->name()));
     const int place = jobs_.queue().PlaceOf(*job);
     if (told == kToldMax || (!IsNews(job->told.place, place) && job->told.why == job->why &&
@@ -93,24 +106,40 @@ void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen)
 }
 
 void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
-  planner::ClusterView view = ClusterOf(Waiting::kAll);
-  const bool is_new = job.name().empty();
-  if (is_new) {
-    view.queue.push_back(Queued(job));
-    AddTimes(job.job().base_model(), &view);
+  if (stopping_) return estimate->set_no_forecast("the coordinator is being stopped");
+  if (!turn_.room().ok()) {
+    return estimate->set_no_forecast(std::string(turn_.room().message()));
   }
-  Ration(&view, &job);
-  const auto foreseen = planner::Foresee(view);
-  const auto found = foreseen.find(job.name());
-  if (found == foreseen.end()) return;
   // `job` may be a copy of a live one, without what has happened to it.
-  const JobState& live = is_new ? job : *jobs_.Find(job.name());
-  *estimate->mutable_forecast() = ToProto(ForecastOf(live, found->second));
+  const JobState* live = job.name().empty() ? nullptr : jobs_.Find(job.name());
+  const JobState* newcomer = live ? nullptr : &job;
+  planner::ClusterView view = ClusterOf(Waiting::kAll, newcomer);
+  std::string why = Ration(&view, newcomer);
+  const auto foreseen = planner::Foresee(view);
+  if (const auto found = foreseen.find(job.name()); found != foreseen.end()) {
+    *estimate->mutable_forecast() = ToProto(ForecastOf(live ? *live : job, found->second));
+    return;
+  }
+  if (live) return estimate->set_no_forecast(jobs_.WhyNoForecast(*live));
+  if (why.empty()) {  // as the policy says it of a job that waits
+    view = ClusterOf(Waiting::kThoseLookedAt, newcomer);
+    Ration(&view, newcomer);
+    why = "nobody can say when a worker takes it";
+    for (const planner::Decision& decision : planner::Schedule(view)) {
+      const bool waits = decision.kind == planner::Decision::Kind::kWait;
+      if (waits && std::ranges::count(decision.jobs, "") > 0) why = WhyWait(decision);
+    }
+  }
+  estimate->set_no_forecast(why);
 }
 
 // ---- what came of them ----
 
 void Core::State::NoteStart(JobState& job) {
+  if (job.job().first_forecast().has_start_time() && !job.job().has_foretold_start_time()) {
+    turn_.Stamp(job.job().mutable_foretold_start_time());
+    jobs_.TouchProgress(job);
+  }
   JobForecast& first = job.first_forecast;
   if (!first || first.started) return;
   first.started = true;
@@ -128,6 +157,7 @@ void Core::State::NoteEnd(const JobState& job) {
 void Core::State::VoidForecast(JobState& job) {
   job.forecast = job.first_forecast = {};
   job.job().clear_first_forecast();
+  job.job().clear_foretold_start_time();
   jobs_.Touch(job);
 }
 

@@ -71,8 +71,7 @@ bool HoldUp(const std::vector<planner::Decision>& with_guests,
 
 std::string WhoIs(const Generations& generations, const std::string& name) {
   const Guest* guest = generations.Find(name);
-  return guest ? absl::StrCat("an ask of '", guest->of.base_model, "'")
-               : absl::StrCat("job ", name);
+  return guest ? absl::StrCat("an ask of '", guest->of.base_model, "'") : name;
 }
 
 // By the policy, but no group is formed again for a guest twice.
@@ -227,7 +226,7 @@ void Core::State::MakeWay(planner::ClusterView* view) {
     promised.insert(decision.jobs.begin(), decision.jobs.end());
     kept.insert(workers.begin(), workers.end());
     for (const std::string& job : decision.jobs) {
-      SayWhy(job, absl::StrCat("group ", group, ", which only answers, makes way for it"));
+      SayWhy(job, absl::StrCat(group, ", which only answers, makes way for it"));
     }
   }
   std::erase_if(view->queue, [&](const auto& job) { return promised.contains(job.job); });

@@ -110,11 +110,11 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.label_group = options_.LabelGroup(job.job().labels());
   running.company_max = job.record.company_max();
   running.alone = job.record.alone();
-  if (job.moved_us > 0) running.moved_s = SecondsSince(job.moved_us);
+  if (job.moved_us) running.moved_s = SecondsSince(*job.moved_us);
   return running;
 }
 
-planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
+planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* newcomer) {
   planner::ClusterView view;
   view.microbatch_tokens = options_.microbatch_tokens;
   view.policy = options_.policy;
@@ -202,6 +202,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting) {
   } else {
     for (const JobState* job : jobs_.queue().View(members)) add(*job);
   }
+  if (newcomer) add(*newcomer);
   for (const std::string_view name : base_models) AddTimes(std::string(name), &view);
   return view;
 }
@@ -258,7 +259,7 @@ void Core::State::Carry(const planner::Decision& decision) {
           absl::StrCat("formed again ", shorter ? "with shorter microbatches" : "in another shape",
                        " to make room");
       for (const std::string& job : decision.jobs) {
-        SayWhy(job, absl::StrCat("group ", decision.group, " is ", how, " for it"));
+        SayWhy(job, absl::StrCat(decision.group, " is ", how, " for it"));
         if (Guest* guest = generations_.Find(job)) guest->reformed = true;
       }
       BeginCut(group, GroupState::Then::kReform, how);

@@ -53,12 +53,15 @@ void Core::State::Ration(planner::ClusterView* view) {
   });
 }
 
-void Core::State::Ration(planner::ClusterView* view, const JobState* newcomer) {
+std::string Core::State::Ration(planner::ClusterView* view, const JobState* newcomer) {
+  std::string of_newcomer;
   Ration(view, [&](const planner::QueuedJob& queued, Quotas::Allowance& allowance) {
-    const JobState& job = queued.job.empty() ? *newcomer : *jobs_.FindWhole(queued.job);
+    const bool is_newcomer = queued.job.empty();
+    const JobState& job = is_newcomer ? *newcomer : *jobs_.FindWhole(queued.job);
     std::string why;
-    return allowance.Take(job.job().labels(), &why);
+    return allowance.Take(job.job().labels(), is_newcomer ? &of_newcomer : &why);
   });
+  return of_newcomer;
 }
 
 void Core::State::Ration(

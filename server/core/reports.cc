@@ -12,6 +12,7 @@
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
 #include "server/core/jobs/evaluations_left.h"
+#include "server/core/jobs/job_progress.h"
 #include "server/core/rules/due.h"
 #include "server/core/rules/failures.h"
 #include "server/core/state.h"
@@ -302,9 +303,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   view.set_loss(done.loss());
   view.set_grad_norm(done.grad_norm());
   view.set_learning_rate(done.learning_rate());
-  const int64_t batch = view.training().batch_size();
-  const int64_t steps_of_epoch = (job->record.training_rows() + batch - 1) / batch;
-  view.set_epoch(static_cast<double>(done.step()) / static_cast<double>(steps_of_epoch));
+  view.set_epoch(EpochAt(job->record, done.step()));
   job->pace.Add(turn_.now_us(), done.tokens());
   view.set_tokens_per_second(job->pace.Rate());
   CountUnit(group, *job, done.tokens(), 0);

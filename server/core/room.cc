@@ -7,16 +7,12 @@
 #include "absl/strings/str_cat.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
+#include "sizes/bytes_text.h"
 
 namespace lorad::server {
 
 std::string SpaceText(int64_t free_bytes, int64_t wanted_bytes) {
-  constexpr int64_t kKiB = int64_t{1} << 10, kMiB = int64_t{1} << 20;
-  const auto text = [](int64_t bytes, bool up) {
-    const int64_t unit = bytes < kMiB ? kKiB : kMiB;
-    return absl::StrCat((bytes + (up ? unit - 1 : 0)) / unit, unit == kKiB ? " KiB" : " MiB");
-  };
-  return absl::StrCat(text(free_bytes, false), " free, and ", text(wanted_bytes, true),
+  return absl::StrCat(sizes::ThereText(free_bytes), " free, and ", sizes::NeededText(wanted_bytes),
                       " are wanted");
 }
 

@@ -59,11 +59,14 @@ std::vector<Effect> Core::State::Recover(Moment now, int64_t starts_before) {
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
-    // What it has waited counts on; by the wall's clock, which may have been set back meanwhile.
-    const int64_t queued_us = job.record.queued_wall_us();
+    // Times count on, by the wall's clock, which may have been set back meanwhile.
+    const auto steady_us = [&](int64_t wall_us) {
+      return now.steady_us - std::max<int64_t>(turn_.wall_us() - wall_us, 0);
+    };
+    const int64_t queued_us = job.record.queued_wall_us(), moved_us = job.record.moved_wall_us();
     const bool waits_on = job.state() == v1::Job::QUEUED && queued_us > 0;
-    job.since_us =
-        now.steady_us - (waits_on ? std::max<int64_t>(turn_.wall_us() - queued_us, 0) : 0);
+    job.since_us = waits_on ? steady_us(queued_us) : now.steady_us;
+    if (moved_us > 0) job.moved_us = steady_us(moved_us);
     GroupState* group = GroupOf(job);
     const bool waits = group && group->members.contains(name);
     if (job.state() == v1::Job::CANCELLING) {

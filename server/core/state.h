@@ -211,7 +211,7 @@ class Core::State {
   void ForecastIfDue();
   void Forecast();
   void TakeForecast(JobState& job, const planner::Foreseen* foreseen);
-  // As things stand now; of a job that is not live yet as if it came. None: not set.
+  // As things stand now, of a job that is not live yet as if it came; or why there is none.
   void AddForecast(const JobState& job, v1::JobEstimate* estimate);
   JobForecast ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const;
   // The job starts, or has succeeded, now.
@@ -293,7 +293,7 @@ class Core::State {
   planner::RunningJob RunningOf(const JobState& job) const;
   // Of the queue a decision looks at some (job_queue.h).
   enum class Waiting { kThoseLookedAt, kAll };
-  planner::ClusterView ClusterOf(Waiting waiting);
+  planner::ClusterView ClusterOf(Waiting waiting, const JobState* newcomer = nullptr);
   // The job, which leaves its group for another one, has its room there already.
   void AddComing(const JobState& job, planner::ClusterView* view) const;
   // Of the base model on every connected worker's device.
@@ -366,8 +366,8 @@ class Core::State {
   // Leaves in the view's queue what the quotas of running jobs have room for, in its order; the
   // others say which quota holds them.
   void Ration(planner::ClusterView* view);
-  // The same, and nobody says anything. The job in the view that has no name yet is `newcomer`.
-  void Ration(planner::ClusterView* view, const JobState* newcomer);
+  // The same, and no job says anything: why `newcomer`, which in the view has no name, is held.
+  std::string Ration(planner::ClusterView* view, const JobState* newcomer);
   void Ration(
       planner::ClusterView* view,
       absl::FunctionRef<bool(const planner::QueuedJob& job, Quotas::Allowance& allowance)> take);

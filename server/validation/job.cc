@@ -92,7 +92,12 @@ bool EvaluatesCheckpoints(const v1::TrainingConfig& training) {
 void CheckTraining(Checker& checker, const v1::Job& job, const JobReferences& references) {
   const v1::TrainingConfig& training = job.training();
   checker.Between("training.epochs", training.epochs(), 1, kEpochsMax);
-  checker.Between("training.max_steps", training.max_steps(), 0, kStepsMax);
+  if (training.max_steps() < 0 || training.max_steps() > kStepsMax) {
+    checker.Add(
+        "training.max_steps",
+        absl::StrCat("must be between 1 and ", kStepsMax,
+                     ", or 0 (or left out) for epochs to decide, got ", training.max_steps()));
+  }
   checker.Between("training.batch_size", training.batch_size(), 1, kBatchSizeMax);
   CheckLength(checker, training, references);
   if (!v1::TrainingConfig::Overflow_IsValid(training.overflow())) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
+#include "server/validation/names.h"
 
 namespace lorad::server {
 namespace {
@@ -92,6 +93,10 @@ class Parser {
       return WrongBefore(
           "a field must stand here: state, base_model, training_dataset, validation_dataset, "
           "display_name or labels.KEY");
+    }
+    if (label) {
+      const std::string wrong = CheckLabelKey(term.field.substr(kLabelsBytes));
+      if (!wrong.empty()) return WrongBefore(wrong);
     }
     SkipBlanks();
     if (!AtEnd() && text_[at_] == '=') {

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "client/text/table.h"
 #include "tests/client/fakes.h"
 #include "tests/client/terminal.h"
 
@@ -30,7 +31,7 @@ TEST_CASE_METHOD(Fixture, "a job is shown as wide as the terminal, with all that
   job.set_state(Job::QUEUED);
   job.mutable_queue()->set_place(3);
   job.mutable_queue()->set_why(
-      "waits until group group-1 has room for it: it has 8 jobs, and their adapters take 1.5 GiB");
+      "waits until group-1 has room for it: it has 8 jobs, and their adapters take 1.5 GiB");
   job.mutable_adapter()->set_target_regex(std::string(150, 'x'));
   std::string all = Run("show job-a").out;
   std::erase_if(all, [](char c) { return c == ' ' || c == '\n'; });
@@ -52,6 +53,47 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   jobs.job.set_stalled("the disk has no room");
   CHECK(Has(Run("ls").out, "RUNNING, stalled"));
   CHECK(Has(Run("show job-a").out, "stalled                  the disk has no room\n"));
+}
+
+TEST_CASE_METHOD(Fixture, "what was foretold of a job is shown beside what came of it") {
+  Job& job = jobs.job;
+  job.set_state(Job::SUCCEEDED);
+  const auto at = [](google::protobuf::Timestamp* time, std::int64_t seconds) {
+    time->set_seconds(1'800'000'000 + seconds);
+  };
+  at(job.mutable_start_time(), 65);
+  at(job.mutable_foretold_start_time(), 65);
+  at(job.mutable_end_time(), 1000);
+  v1::Forecast& first = *job.mutable_first_forecast();
+  at(first.mutable_make_time(), 0);
+  at(first.mutable_start_time(), 60);
+  at(first.mutable_start_earliest(), 30);
+  at(first.mutable_start_latest(), 120);
+  at(first.mutable_end_time(), 900);
+  at(first.mutable_end_earliest(), 600);
+  at(first.mutable_end_latest(), 1200);
+  const auto text = [](std::int64_t seconds) {
+    google::protobuf::Timestamp time;
+    time.set_seconds(1'800'000'000 + seconds);
+    return TimeText(time);
+  };
+  const auto row = [](const std::string& field, const std::string& value) {
+    return "\n" + field + std::string(25 - field.size(), ' ') + value + "\n";
+  };
+  const std::string shown = Run("show job-a").out;
+  CHECK(Has(shown, row("started", text(65))));
+  CHECK(Has(shown, row("start foretold", text(60) + " (" + text(30) + " to " + text(120) + ")")));
+  CHECK(Has(shown, row("ended", text(1000))));
+  CHECK(Has(shown, row("end foretold", text(900) + " (" + text(600) + " to " + text(1200) + ")")));
+  CHECK(Has(shown, row("foretold at", text(0))));
+  CHECK_FALSE(Has(shown, "went on"));
+  at(job.mutable_foretold_start_time(), 70);  // it had trained before
+  CHECK(Has(Run("show job-a").out, row("went on", text(70))));
+}
+
+TEST_CASE_METHOD(Fixture, "an estimate without a forecast says why") {
+  jobs.estimate.set_no_forecast("no worker is connected");
+  CHECK(Has(Run("estimate job-a").out, "no forecast          no worker is connected\n"));
 }
 
 // Two workers that a job of two stages goes on, all as wide as it gets.

@@ -23,6 +23,28 @@ std::string JobOf(const std::string& section, const std::string& text) {
   return fields;
 }
 
+TEST_CASE("who writes a name that is not taken is told what is likely meant") {
+  struct Case {
+    const char* section;
+    const char* text;
+    const char* meant;
+  };
+  const Case cases[] = {
+      {"training", R"("lr": 1e-3)", "no such field; did you mean learning_rate?"},
+      {"", R"("lr": 1e-3)", "no such field; did you mean training.learning_rate?"},
+      {"training", R"("cutoff_len": 512)", "no such field; did you mean max_length?"},
+      {"adapter", R"("lora_r": 8)", "no such field; did you mean rank?"},
+      {"training", R"("lora_rank": 8)", "no such field; did you mean adapter.rank?"},
+  };
+  for (const Case& c : cases) {
+    INFO(c.text);
+    CHECK(JobOf(c.section, c.text).find(c.meant) != std::string::npos);
+  }
+  CHECK(JobOf("training", R"("lr_scheduler_type": "polynomial")")
+            .find("must be one of CONSTANT, LINEAR, COSINE, got \"polynomial\"") !=
+        std::string::npos);
+}
+
 TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
   struct Case {
     const char* section;

@@ -129,6 +129,7 @@ TEST_CASE("A recorded history is read back") {
   record.Take(Created("job-b", 150));
   record.Take(Ended(Created("job-a", 100), Job::SUCCEEDED, 100));
   const auto read = Read(record);
+  CHECK_FALSE(read.recorded.has_value());  // an older coordinator does not say it
   const planner::History& history = read.history;
   REQUIRE(history.jobs.size() == 2);
   const planner::HistoryJob& a = history.jobs[0];
@@ -174,6 +175,45 @@ TEST_CASE("Of a job with patterns each projection's ranks and layers are recorde
   }
   record.Take(job);
   CHECK(Read(record).history.jobs.at(0).content.adapter == expected);
+}
+
+TEST_CASE("The settings that decided are recorded, and whose values share") {
+  v1::ClusterStatus cluster = Cluster();
+  v1::SchedulingPolicy& policy = *cluster.mutable_policy();
+  policy.set_rebalance(true);
+  policy.set_minimum_run_seconds(60);
+  policy.set_points_per_hour(2);
+  policy.set_points_max(3);
+  policy.set_least_gain(0.25);
+  policy.set_least_share(0.5);
+  policy.set_share_label("team");
+  policy.set_microbatch_tokens(512);
+  Record record("");
+  record.Take(Model());
+  record.Take(cluster);
+  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  record.Take(Created("job-a", 100));
+  const auto read = Read(record);
+  REQUIRE(read.recorded.has_value());
+  CHECK(read.recorded->share_label == "team");
+  const planner::SchedulePolicy& recorded = read.recorded->policy;
+  CHECK_FALSE(recorded.evict);
+  CHECK(recorded.rebalance);
+  CHECK(recorded.fair_share);
+  CHECK(recorded.minimum_run_s == 60);
+  CHECK(recorded.points_per_hour == 2);
+  CHECK(recorded.points_max == 3);
+  CHECK(recorded.least_gain == 0.25);
+  CHECK(recorded.least_share == 0.5);
+  CHECK(read.history.microbatch_tokens == 512);
+  CHECK(read.history.jobs.at(0).content.label_group == "math");  // by the coordinator's label
+
+  Record by_user("user");
+  by_user.Take(Model());
+  by_user.Take(cluster);
+  by_user.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  by_user.Take(Created("job-a", 100));
+  CHECK(Read(by_user).history.jobs.at(0).content.label_group.empty());
 }
 
 TEST_CASE("Jobs are taken as far as they came") {

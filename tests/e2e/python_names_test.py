@@ -50,6 +50,11 @@ def test_the_names_are_those_of_the_command_line():
     theirs = {name: (section, field) for section, name, field in re.findall(r'\{"(\w*)", "(\w+)", "(\w+)"\}', table)}
     assert len(theirs) == int(re.search(r"JobName, (\d+)>", text)[1]), "the table is not read whole"
     assert names.NAMES == theirs, set(names.NAMES.items()) ^ set(theirs.items())
+    likely = text[text.index("kLikelyNames = {{"):text.index("}};", text.index("kLikelyNames = {{"))]
+    likely = {name: field for _, name, field in re.findall(r'\{"(\w*)", "(\w+)", "(\w+)"\}', likely)}
+    assert len(likely) == int(re.search(r"JobName, (\d+)> kLikelyNames", text)[1]), "the table is not read whole"
+    assert names.LIKELY == likely, set(names.LIKELY.items()) ^ set(likely.items())
+    assert names.suggest("lr") == "; did you mean learning_rate?"
 
 
 def test_the_needless_names_are_those_of_the_command_line():

@@ -17,6 +17,9 @@ std::vector<double> Of(const google::protobuf::RepeatedField<double>& values) {
 std::string TimesKey(const std::string& base_model, const std::string& device, int64_t capacity) {
   return absl::StrCat("time/", base_model, "/", capacity, "/", device);
 }
+std::string LoadKeyText(const std::string& base_model, const std::string& device) {
+  return absl::StrCat("load/", base_model, "/", device);
+}
 std::string MemoryKey(const std::string& base_model) { return absl::StrCat("memory/", base_model); }
 constexpr char kForecastsKey[] = "forecasts";
 
@@ -35,6 +38,8 @@ absl::Status Fits::Load(const std::vector<std::pair<std::string, std::string>>& 
     if (entry.first == kForecastsKey) {
       starts_.SetValues(Of(record.start_errors()));
       ends_.SetValues(Of(record.end_errors()));
+    } else if (record.has_load_seconds()) {
+      load_s_[{record.base_model(), record.device()}] = record.load_seconds();
     } else if (record.memory().empty()) {
       const Key key(record.base_model(), record.device(), record.capacity_tokens());
       stored_times_[key] = std::move(record);
@@ -103,7 +108,9 @@ const planner::TimeModel& Fits::TimesOf(const std::string& base_model,
 // ---- forming a group ----
 
 void Fits::ObserveLoad(const std::string& base_model, const WorkerState& worker, double seconds) {
-  load_s_[{base_model, DeviceKeyOf(&worker)}] = seconds;
+  const LoadKey key(base_model, DeviceKeyOf(&worker));
+  load_s_[key] = seconds;
+  changed_loads_.insert(key);
 }
 
 double Fits::LoadSeconds(const std::string& base_model, const planner::ModelShape& shape,
@@ -157,6 +164,14 @@ void Fits::Put() {
     turn_.Put(storage::PutRecord(kFitKind, TimesKey(base_model, device, capacity),
                                  record.SerializeAsString()));
   }
+  for (const auto& [base_model, device] : std::exchange(changed_loads_, {})) {
+    records::FitRecord record;
+    record.set_base_model(base_model);
+    record.set_device(device);
+    record.set_load_seconds(load_s_.at({base_model, device}));
+    turn_.Put(
+        storage::PutRecord(kFitKind, LoadKeyText(base_model, device), record.SerializeAsString()));
+  }
   for (const std::string& base_model : std::exchange(changed_memory_, {})) {
     records::FitRecord record;
     record.set_base_model(base_model);
@@ -181,7 +196,12 @@ void Fits::Forget(const std::string& base_model) {
   std::erase_if(times_, drop);
   std::erase_if(stored_times_, drop);
   std::erase_if(changed_times_, [&](const Key& key) { return std::get<0>(key) == base_model; });
-  std::erase_if(load_s_, [&](const auto& entry) { return entry.first.first == base_model; });
+  std::erase_if(load_s_, [&](const auto& entry) {
+    if (entry.first.first != base_model) return false;
+    turn_.Put(storage::DeleteRecord(kFitKind, LoadKeyText(base_model, entry.first.second)));
+    return true;
+  });
+  std::erase_if(changed_loads_, [&](const LoadKey& key) { return key.first == base_model; });
   if (memory_.erase(base_model) > 0) {
     turn_.Put(storage::DeleteRecord(kFitKind, MemoryKey(base_model)));
   }

@@ -1,6 +1,7 @@
 // What was learned of workers: the time of microbatches, by base model, device, numerics id and
-// length of a microbatch; the memory beyond what is counted, by base model; and how true forecasts
-// were (planner/cost/time.h, memory_fit.h, forecast_errors.h). Kept over starts.
+// length of a microbatch; the time that forming a group takes, by base model and device; the memory
+// beyond what is counted, by base model; and how true forecasts were (planner/cost/time.h,
+// memory_fit.h, forecast_errors.h). Kept over starts.
 //
 // Invariants: a fit is found by what it was learned of; what has changed since it was put into the
 // store is marked. A part of Cluster; it knows the Turn, and workers as values. Threads: the core's
@@ -81,9 +82,11 @@ class Fits {
   std::map<Key, planner::TimeModel> times_;
   std::map<Key, records::FitRecord>
       stored_times_;  // not taken up yet: its model's shape is known later
-  std::map<std::pair<std::string, std::string>, double> load_s_;  // by base model and device
-  std::map<std::string, planner::MemoryFit> memory_;              // by base model
+  using LoadKey = std::pair<std::string, std::string>;  // base model, device
+  std::map<LoadKey, double> load_s_;
+  std::map<std::string, planner::MemoryFit> memory_;  // by base model
   std::set<Key> changed_times_;
+  std::set<LoadKey> changed_loads_;
   std::set<std::string> changed_memory_;
   planner::ForecastErrors starts_, ends_;
   bool changed_forecasts_ = false;

@@ -59,6 +59,9 @@ absl::Status JobTable::CheckWhole(const std::string& name, const JobState& job) 
   if (job.reads_rows && job.state() != v1::Job::QUEUED) {
     return Broken(name + " reads its rows, and is not QUEUED");
   }
+  if (is_live && job.moved_us.has_value() != (job.record.moved_wall_us() > 0)) {
+    return Broken(name + " was moved, and its record does not say so, or the other way round");
+  }
   const bool may_have_group = IsPlaced(job.state()) || job.state() == v1::Job::CANCELLING;
   if (job.job().group().empty() ? IsPlaced(job.state()) : !may_have_group) {
     return Broken(name + " has a group that it must not have, or none");

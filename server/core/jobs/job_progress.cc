@@ -1,5 +1,6 @@
 #include "server/core/jobs/job_progress.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace lorad::server {
@@ -14,7 +15,7 @@ const std::vector<const google::protobuf::FieldDescriptor*>& ProgressFields() {
           v1::Job::kLossFieldNumber, v1::Job::kLearningRateFieldNumber,
           v1::Job::kGradNormFieldNumber, v1::Job::kSecondsLeftFieldNumber,
           v1::Job::kPackedWithFieldNumber, v1::Job::kAdaptersPerMicrobatchFieldNumber,
-          v1::Job::kFirstForecastFieldNumber}) {
+          v1::Job::kFirstForecastFieldNumber, v1::Job::kForetoldStartTimeFieldNumber}) {
       found->push_back(v1::Job::descriptor()->FindFieldByNumber(number));
     }
     return found;
@@ -34,6 +35,29 @@ v1::Job ProgressOf(const v1::Job& job) {
 
 void SetProgress(v1::Job progress, v1::Job* job) {
   job->GetReflection()->SwapFields(&progress, job, ProgressFields());
+}
+
+double EpochAt(const records::JobRecord& record, int64_t step) {
+  const int64_t batch = record.job().training().batch_size();
+  const int64_t steps_of_epoch = (record.training_rows() + batch - 1) / std::max<int64_t>(batch, 1);
+  return static_cast<double>(step) / static_cast<double>(std::max<int64_t>(steps_of_epoch, 1));
+}
+
+void ShowCheckpoint(records::JobRecord& record) {
+  v1::Job& job = *record.mutable_job();
+  const int64_t step = job.last_checkpoint_step();
+  job.set_step(step);
+  job.set_tokens(record.checkpoint_tokens());
+  job.set_epoch(EpochAt(record, step));
+  if (const v1::StepMetrics& row = record.checkpoint_metrics(); step > 0 && row.step() == step) {
+    job.set_loss(row.loss());
+    job.set_grad_norm(row.grad_norm());
+    job.set_learning_rate(row.learning_rate());
+  } else {
+    job.clear_loss();
+    job.clear_grad_norm();
+    job.clear_learning_rate();
+  }
 }
 
 v1::Job SummaryOf(const v1::Job& job) {

@@ -3,7 +3,10 @@
 // show.
 #pragma once
 
+#include <cstdint>
+
 #include "lorad/v1/jobs.pb.h"
+#include "server/core/events/records.pb.h"
 
 namespace lorad::server {
 
@@ -12,6 +15,13 @@ v1::Job ProgressOf(const v1::Job& job);
 
 // Makes `job` what it was, or became, at the revision of `progress`; its name stays.
 void SetProgress(v1::Job progress, v1::Job* job);
+
+// Job.epoch behind that step.
+double EpochAt(const records::JobRecord& record, int64_t step);
+
+// Makes the job what it was at its newest checkpoint: what came after it is not done. Its loss is not
+// set where nobody knows it any more; validation_loss stays, for what was evaluated is not again.
+void ShowCheckpoint(records::JobRecord& record);
 
 // The part of it that ListJobsRequest::SUMMARY keeps.
 v1::Job SummaryOf(const v1::Job& job);

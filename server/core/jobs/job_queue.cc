@@ -53,18 +53,18 @@ void JobQueue::Enter(JobState& job) {
 void JobQueue::Leave(JobState& job) {
   queue_.erase(KeyOf(job));
   Withhold(job);
+  LosePlace(job);
   job.resumes = false;
-  places_known_ = false;
   job.why.clear();
 }
 
 void JobQueue::Change(JobState& job, absl::FunctionRef<void()> change) {
   queue_.erase(KeyOf(job));
   const bool offered = Withhold(job);
+  LosePlace(job);
   change();
   queue_[KeyOf(job)] = &job;
   if (offered) Offer(job);
-  places_known_ = false;
 }
 
 void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
@@ -77,13 +77,35 @@ void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
   for (JobState* job : offered) Offer(*job);
 }
 
+// ---- places ----
+
+void JobQueue::LosePlace(JobState& job) {
+  std::erase(order_, &job);
+  job.place = 0;
+  places_known_ = false;
+}
+
+void JobQueue::Arrange(std::vector<JobState*> order) {
+  for (const auto& [key, job] : queue_) job->place = 0;
+  order_ = std::move(order);
+  for (JobState* job : order_) job->place = 1;  // which one is counted when it is asked for
+  places_known_ = false;
+}
+
 void JobQueue::CountPlaces() const {
   if (places_known_) return;
-  order_.clear();
-  for (const auto& [key, queued] : queue_) {
-    order_.push_back(queued);
-    queued->place = static_cast<int>(order_.size());
+  std::vector<JobState*> order;
+  order.reserve(queue_.size());
+  auto next = order_.begin();
+  for (const auto& [key, job] : queue_) {
+    if (job->place > 0) continue;
+    while (next != order_.end() && KeyOf(**next) < key) order.push_back(*next++);
+    order.push_back(job);
   }
+  order.insert(order.end(), next, order_.end());
+  order_ = std::move(order);
+  int place = 0;
+  for (JobState* job : order_) job->place = ++place;
   places_known_ = true;
 }
 
@@ -168,8 +190,10 @@ size_t JobQueue::Beyond(const JobState& job) const {
 }
 
 std::vector<JobState*> JobQueue::All() const {
-  CountPlaces();
-  return order_;
+  std::vector<JobState*> all;
+  all.reserve(queue_.size());
+  for (const auto& [key, job] : queue_) all.push_back(job);
+  return all;
 }
 
 // ---- invariants ----
@@ -178,6 +202,8 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
                                        const std::map<std::string, const JobState*>& live) const {
   const auto broken = [](const std::string& what) { return absl::InternalError("queue: " + what); };
   if (queue_.size() != queued.size()) return broken("it has more or fewer jobs than are QUEUED");
+  CountPlaces();
+  if (order_.size() != queue_.size()) return broken("not everyone has one place");
   size_t offered = 0;
   for (const auto& [shape, in_shape] : shapes_) {
     if (in_shape.empty()) return broken("a shape without jobs");
@@ -194,6 +220,9 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
   for (const auto& [key, job] : queue_) {
     if (!queued.contains(job)) return broken("it has a job that is not QUEUED");
     if (KeyOf(*job) != key) return broken(job->name() + " stands at another's place");
+    if (order_[static_cast<size_t>(job->place) - 1] != job) {
+      return broken(job->name() + " has another's place");
+    }
     const auto shape = shapes_.find(ShapeOf(*job));
     if (shape != shapes_.end() && shape->second.contains(key)) {
       offered--;

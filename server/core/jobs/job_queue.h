@@ -55,6 +55,10 @@ class JobQueue {
   void SetTimer();
 
   bool empty() const { return queue_.empty(); }
+  // These stand in this order from now on, as a decision looks at them. Others of the queue, and who
+  // enters it, stand before the first that arrived later, or is less important. REQUIRES: each is in
+  // the queue.
+  void Arrange(std::vector<JobState*> order);
   // From 1. REQUIRES: it is in the queue.
   int PlaceOf(const JobState& job) const;
   // The jobs that a decision looks at, in the order of the queue. Jobs among `members` are about to
@@ -62,7 +66,7 @@ class JobQueue {
   std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
   // So many of its kind come before it that a decision does not look at it; 0: it does.
   size_t Beyond(const JobState& job) const;
-  // Every one, in its order.
+  // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
 
   // Whether it goes before all that have not begun.
@@ -74,9 +78,10 @@ class JobQueue {
                                const std::map<std::string, const JobState*>& live) const;
 
  private:
-  // The order: who resumes, then by priority, then by arrival.
+  // By importance: who resumes, then by priority; then by arrival.
   using Key = std::tuple<bool, int32_t, int64_t>;
   static Key KeyOf(const JobState& job);
+  void LosePlace(JobState& job);
   void CountPlaces() const;
   std::string ShapeOf(const JobState& job) const;
   bool Withhold(JobState& job);  // whether it was offered
@@ -86,7 +91,8 @@ class JobQueue {
   Turn& turn_;
   const Quotas& quotas_;
   std::map<Key, JobState*> queue_;
-  // All in their order, and JobState::place of each, where they are known.
+  // As they stand, and JobState::place of each, where that is known; else without those that have
+  // the place 0.
   mutable std::vector<JobState*> order_;
   mutable bool places_known_ = true;
   // Those of the queue that may be placed now, by their shape.

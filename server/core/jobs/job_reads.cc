@@ -51,6 +51,27 @@ std::string JobTable::WhyQueued(const JobState& state) const {
   return state.why.empty() ? "waits to be scheduled" : state.why;
 }
 
+std::string JobTable::WhyNoForecast(const JobState& state) const {
+  switch (state.state()) {
+    case v1::Job::QUEUED:
+      return WhyQueued(state);
+    case v1::Job::VALIDATING:
+      return state.why.empty() ? "its rows are being checked" : state.why;
+    case v1::Job::PAUSING:
+    case v1::Job::PAUSED:
+      return "its user has paused it";
+    case v1::Job::CANCELLING:
+      return "its user has cancelled it";
+    default:
+      break;
+  }
+  const std::string& name = state.job().group();
+  const GroupState* group = groups_.Find(name);
+  return group && group->returning()
+             ? absl::StrCat(name, " waits for its workers since the coordinator was started")
+             : absl::StrCat("it is leaving ", name, ", and where it goes on is not known yet");
+}
+
 void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
   if (!IsPlaced(job->state())) return;
   if (!turn_.room().ok()) {

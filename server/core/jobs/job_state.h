@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -60,15 +61,15 @@ struct JobState {
   int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them
-  int place = 0;                // in the queue, from 1
-  planner::AdapterShape adapter;  // job().adapter(), known once it has been queued
-  bool resumes = false;           // queued, and before those that have not begun
-  int64_t since_us = 0;           // in the queue, or in its group
-  int64_t moved_us = 0;           // when it was moved last; 0 = never
-  std::string moves_to;           // the group, while it leaves its own for that
-  bool sent_elsewhere = false;    // to another group before it ran in its own
-  bool reads_rows = false;        // queued, while its tokens are made again
-  bool reads_content = false;     // queued, while what it starts from is read
+  int place = 0;                // in the queue, from 1; 0: it has none yet
+  planner::AdapterShape adapter;    // job().adapter(), known once it has been queued
+  bool resumes = false;             // queued, and before those that have not begun
+  int64_t since_us = 0;             // in the queue, or in its group
+  std::optional<int64_t> moved_us;  // when it was moved last
+  std::string moves_to;             // the group, while it leaves its own for that
+  bool sent_elsewhere = false;      // to another group before it ran in its own
+  bool reads_rows = false;          // queued, while its tokens are made again
+  bool reads_content = false;       // queued, while what it starts from is read
   std::string why;
   JobForecast forecast;        // the newest
   JobForecast first_forecast;  // that what happens is compared with

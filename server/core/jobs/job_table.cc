@@ -231,8 +231,7 @@ void JobTable::Fail(JobState& job, v1::JobError::Category category, const std::s
 }
 
 void JobTable::FallBack(JobState& job) {
-  job.job().set_tokens(job.record.checkpoint_tokens());
-  job.job().set_step(job.job().last_checkpoint_step());
+  ShowCheckpoint(job.record);
   job.evaluation = {};
   job.unwritten_step = 0;
   ForgetPace(job);

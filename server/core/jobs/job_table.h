@@ -116,6 +116,7 @@ class JobTable {
   const JobQueue& queue() const { return queue_; }
   // The job, QUEUED and withheld until now, may be placed.
   void Offer(JobState& job) { queue_.Offer(job); }
+  void Arrange(std::vector<JobState*> order) { queue_.Arrange(std::move(order)); }
   // As JobQueue has them.
   void Postpone(JobState& job, int64_t until_us) {
     queue_.Postpone(job, until_us);
@@ -154,6 +155,8 @@ class JobTable {
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
   std::string WhyQueued(const JobState& state) const;
+  // Of a live job, where nothing is foreseen of it.
+  std::string WhyNoForecast(const JobState& state) const;
   // That it waits where it is, if it does. `state`: null where its record alone is kept.
   void ShowStalled(const JobState* state, v1::Job* job) const;
   void On(uint64_t request, const v1::GetJobRequest& content) const;

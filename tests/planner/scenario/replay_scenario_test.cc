@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -149,6 +151,62 @@ TEST_CASE("A replay's table") {
   REQUIRE(never.ok());
   CHECK(never->json["replays"].size() == 2);
   CHECK(never->text.find("1 job never ended, as no worker has room: a\n") != std::string::npos);
+}
+
+TEST_CASE("A recorded history says under which settings, and what it does not know") {
+  json scenario = History();
+  scenario["jobs"][0]["started_s"] = 1;
+  scenario["jobs"][0]["ended_s"] = 11;
+  scenario["baselines"] = false;
+  const auto old = RunSchedule(scenario);
+  REQUIRE(old.ok());
+  CHECK(old->text.find("recorded under settings that the file does not have\n") !=
+        std::string::npos);
+  CHECK_FALSE(old->json.contains("recorded_policy"));
+  const auto& unknown = old->json["replays"][1];
+  CHECK(unknown["policy"] == "recorded");
+  for (const char* field : {"idle_share", "tokens_per_training_second", "moves", "preemptions",
+                            "groups", "reforms", "turns"}) {
+    CHECK(unknown[field].is_null());
+    CHECK_FALSE(old->json["replays"][0][field].is_null());
+  }
+  const size_t row = old->text.find("\nrecorded  ");
+  REQUIRE(row != std::string::npos);
+  std::istringstream cells(old->text.substr(row));
+  const std::vector<std::string> read{std::istream_iterator<std::string>(cells), {}};
+  CHECK(read == std::vector<std::string>{"recorded", "11", "11", "1", "1", "-", read[6], "-", "-",
+                                         "-", "-"});
+  scenario["recorded_policy"] = {{"evict", false}, {"fair_share", true}, {"share_label", "team"}};
+  const auto recorded = RunSchedule(scenario);
+  REQUIRE(recorded.ok());
+  CHECK(recorded->json["recorded_policy"]["evict"] == false);
+  CHECK(recorded->json["recorded_policy"]["share_label"] == "team");
+  CHECK(recorded->text.find("recorded under evict false, minimum_run_s 900, points_per_hour 1.0, "
+                            "points_max 4.0, fair_share true, least_gain 0.0, rebalance true, "
+                            "least_share 0.02, by the label team\n") != std::string::npos);
+}
+
+TEST_CASE("A history is replayed under what it was recorded under, where nothing else is said") {
+  json scenario = History();
+  scenario["recorded_policy"] = {{"evict", false}, {"minimum_run_s", 7}};
+  const auto as_recorded = ReadReplay(scenario);
+  REQUIRE(as_recorded.ok());
+  REQUIRE(as_recorded->policies.size() == 1);
+  CHECK_FALSE(as_recorded->policies[0].policy.evict);
+  CHECK(as_recorded->policies[0].policy.minimum_run_s == 7);
+  scenario["policy"] = {{"minimum_run_s", 9}};
+  const auto other = ReadReplay(scenario);
+  REQUIRE(other.ok());
+  CHECK(other->policies[0].policy.evict);
+  CHECK(other->policies[0].policy.minimum_run_s == 9);
+  scenario.erase("policy");
+  scenario["policies"] = {{{"name", "ours"}}};
+  const auto several = ReadReplay(scenario);
+  REQUIRE(several.ok());
+  REQUIRE(several->policies.size() == 1);
+  CHECK(several->policies[0].policy.evict);
+  scenario["recorded_policy"]["evcit"] = true;
+  CHECK(CheckSchedule(scenario).message().find("$.recorded_policy.evcit: ") != std::string::npos);
 }
 
 TEST_CASE("What is drawn follows what was asked for") {

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
-#include <numeric>
 #include <random>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
+#include "sizes/bytes_text.h"
 #include "tests/planner/schedule/fixtures.h"
 
 namespace lorad::planner {
 namespace {
+
+using sizes::NeededText;
+using sizes::ThereText;
 
 TEST_CASE("Evictions") {
   const int64_t two = BudgetFor(500, {64, 64});
@@ -107,13 +111,13 @@ TEST_CASE("Evictions") {
          return view;
        }(),
        "wait #1: x (needs " +
-           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
-           " bytes; waits for worker big, which offers them and is away)\n"},
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           "; waits for worker big, which offers 1048576 MiB and is away)\n"},
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +
-           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
-           " bytes; the largest worker offers " + std::to_string(two) +
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           "; the largest worker offers " + ThereText(two) +
            ")\nevict g: b for y\nwait #2: y (group g makes room for it)\n"},
   };
   for (const Case& c : cases) {
@@ -214,43 +218,42 @@ TEST_CASE("The order of the queue") {
   }
 }
 
-// As schedule.h has it: the one with the best points of all that are left comes next, each time.
-std::vector<size_t> FairOrder(const ClusterView& view) {
+// One after another, as each that is taken counts against its label group.
+std::string FairOrderOf(const ClusterView& view) {
   std::map<std::string, int> shares;
-  for (const GroupView& group : view.groups) {
-    for (const RunningJob& job : group.running) ++shares[job.label_group];
-  }
-  std::vector<size_t> left(view.queue.size()), order;
-  std::iota(left.begin(), left.end(), size_t{0});
+  for (const RunningJob& running : view.groups[0].running) ++shares[running.label_group];
+  std::vector<const QueuedJob*> left;
+  for (const QueuedJob& job : view.queue) left.push_back(&job);
+  std::string order;
   while (!left.empty()) {
-    const auto key = [&](size_t i) {
-      const QueuedJob& job = view.queue[i];
-      const double points = PointsOf(view.policy, job.waited_s) - shares[job.label_group];
-      return std::tuple(!job.resumes, -job.priority, -points, job.arrival);
+    const auto key = [&](const QueuedJob* job) {
+      return std::tuple(!job->resumes, -job->priority,
+                        shares[job->label_group] - PointsOf(view.policy, job->waited_s),
+                        job->arrival);
     };
-    const auto next = std::ranges::min_element(left, {}, key);
-    ++shares[view.queue[*next].label_group];
-    order.push_back(*next);
-    left.erase(next);
+    const auto first = std::ranges::min_element(left, {}, key);
+    absl::StrAppend(&order, order.empty() ? "" : " ", (*first)->job);
+    ++shares[(*first)->label_group];
+    left.erase(first);
   }
   return order;
 }
 
-TEST_CASE("fair share takes the best of all that are left each time") {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
-    INFO("seed " << seed);
-    std::mt19937_64 random(seed);
-    const auto below = [&](uint64_t end) { return static_cast<int32_t>(random() % end); };
-    const auto label = [&] { return "user-" + std::to_string(below(5)); };
-    std::vector<Trains> running;
-    for (int i = 0; i < 4; ++i) running.push_back({"r", 0, 9, 8, label()});
-    ClusterView view = View({Group("g", "m", 1, running)}, {});
-    view.policy.fair_share = true;
-    for (int i = 0, jobs = below(40); i < jobs; ++i) {
-      view.queue.push_back(Job("j", below(3), below(20'000), label(), 64, 100 + i));
-      view.queue.back().resumes = below(8) == 0;
+TEST_CASE("Fair share takes one after another") {
+  std::mt19937_64 random(7);
+  const auto draw = [&](uint64_t count) { return static_cast<int>(random() % count); };
+  for (int round = 0; round < 200; ++round) {
+    std::vector<QueuedJob> queue;
+    for (int i = 0; i < 30; ++i) {
+      const std::string user = absl::StrCat("u", draw(4));
+      queue.push_back(Job(absl::StrCat("j", i), draw(3), draw(6) * 1800, user, 8, i));
+      queue.back().resumes = draw(8) == 0;
     }
-    CHECK(QueueOrder(view) == FairOrder(view));
+    std::ranges::shuffle(queue, random);
+    ClusterView view =
+        View({Group("g", "m", 1, {{"r", 0, 9, 8, "u1"}, {"s", 0, 9, 8, "u1"}})}, queue);
+    view.policy.fair_share = true;
+    CHECK(OrderOf(view) == FairOrderOf(view));
   }
 }
 

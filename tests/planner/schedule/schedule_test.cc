@@ -5,10 +5,14 @@
 #include <random>
 #include <set>
 
+#include "sizes/bytes_text.h"
 #include "tests/planner/fixtures.h"
 
 namespace lorad::planner {
 namespace {
+
+using sizes::NeededText;
+using sizes::ThereText;
 
 constexpr int64_t kBig = int64_t{8} << 30;
 
@@ -204,13 +208,13 @@ TEST_CASE("Decisions") {
       {"what fits no worker says by how much",
        {{Idle("w", 1000)}, {}, {Job("a", "m", 1)}},
        "wait #1: a (needs " +
-           std::to_string(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
-           " bytes; the largest worker offers 1000)\n"},
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           "; the largest worker offers 0 KiB)\n"},
       {"it keeps nobody else out",
        {{Idle("w", BudgetFor(100, {8}))}, {}, {Job("a", "m", 1, 9000), Job("b", "n", 2)}},
        "wait #1: a (needs " +
-           std::to_string(BlocksAgain(9000, 9000) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
-           " bytes; the largest worker offers " + std::to_string(BudgetFor(100, {8})) +
+           NeededText(BlocksAgain(9000, 9000) + BytesOfSlot(SmolLm2(), Rank(8)).total()) +
+           "; the largest worker offers " + ThereText(BudgetFor(100, {8})) +
            ")\nform w base=n 1024/100: b\n"},
       {"a group computes blocks again for a job that does not fit otherwise, even alone",
        {{Idle("w", BudgetFor(100, {64}) - 1)}, {}, {Job("a", "m", 1, 100, 64)}},
@@ -347,6 +351,16 @@ TEST_CASE("Jobs of a crowd fare as each of them would by itself") {
     }
   }
   CHECK(waited > 1000);
+}
+
+TEST_CASE("What is needed never shows as less than what is there") {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  CHECK(NeededText(1) == "1 KiB");
+  CHECK(ThereText(1023) == "0 KiB");
+  CHECK(NeededText(kMiB - 1) == "1024 KiB");
+  CHECK(NeededText(kMiB) == "1 MiB");
+  CHECK(ThereText(2 * kMiB - 1) == "1 MiB");
+  CHECK(NeededText(kMiB + 1) == "2 MiB");
 }
 
 }  // namespace

@@ -101,9 +101,9 @@ TEST_CASE("Why a job that needs several workers waits") {
       Of({Node("u"), Busy(Node("v"))}, {On("g", {"v"}, {Narrow("x")}, Narrow("x"))}, {Wide("a")}));
   CHECK(
       needs.starts_with("needs 2 workers of one numerics id, the tightest of whose stages takes "));
-  CHECK(needs.ends_with(" bytes: 1 is idle; waits until the jobs of group g have ended"));
+  CHECK(needs.ends_with(" MiB: 1 is idle; waits until the jobs of group g have ended"));
   CHECK(why(Of({Node("u"), Busy(Node("v"))}, {}, {Wide("a")}))
-            .ends_with(" bytes: some of these take no jobs now"));
+            .ends_with(" MiB: some of these take no jobs now"));
   WorkerView u = Node("u"), v = Node("v");
   u.budget_bytes = v.budget_bytes = HalfBudget() / 8;
   const std::string nowhere = why(Of({u, v}, {}, {Wide("a")}));
@@ -146,6 +146,14 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
                  {Narrow("a", 1)})) == "dissolve #1 g: a");
 }
 
+TEST_CASE("Names that say what they are stand for themselves") {
+  const GroupView busy = On("group-7", {"v"}, {Narrow("x")}, Narrow("x"));
+  const std::string text =
+      Text(Of({Node("u"), Busy(Node("v"))}, {busy}, {Wide("job-a", 1), Narrow("job-b", 2)}));
+  CHECK(text.find("until the jobs of group-7 have ended") != std::string::npos);
+  CHECK(text.find("(behind job-a, for which group-7 is draining)") != std::string::npos);
+}
+
 TEST_CASE("A job that gets none of the idle workers is told why") {
   const GroupView busy = On("g", {"v"}, {Narrow("x")}, Narrow("x"));
   QueuedJob other = Narrow("c", 2);
@@ -157,9 +165,8 @@ TEST_CASE("A job that gets none of the idle workers is told why") {
   small.budget_bytes = 1 << 20;
   const std::string text = First(Of({small, Busy(Node("v"))}, {busy}, {other}));
   CHECK(text.find("wait #1: c (needs ") == 0);
-  CHECK(
-      text.find(" bytes, and worker s, which is idle, offers 1048576; waits until one is free)") !=
-      std::string::npos);
+  CHECK(text.find(", and worker s, which is idle, offers 1 MiB; waits until one is free)") !=
+        std::string::npos);
   CHECK(First(Of({Busy(Node("v"))}, {busy}, {other})) ==
         "wait #1: c (all workers train other base models (small); waits until one is free)");
 }

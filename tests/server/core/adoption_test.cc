@@ -358,5 +358,36 @@ TEST_CASE("reports that come again do not count again") {
   }
 }
 
+TEST_CASE("a job that was moved lately is not moved again, also after a start") {
+  WorldOptions options;
+  options.workers = 2;
+  options.workers_outlive = GENERATE(true, false);
+  options.core.policy.minimum_run_s = 1'000'000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(100'000);
+  const auto submit = [&](const char* base_model) {
+    content.set_base_model(base_model);
+    const std::string job = world->Submit(content);
+    world->Sleep(100'000);
+    return job;
+  };
+  const std::vector<std::string> jobs = {submit("m"), submit("m")};
+  const auto moves = [&] {
+    return std::pair(CountEvents(*world, jobs[0], "MOVED"), CountEvents(*world, jobs[1], "MOVED"));
+  };
+  REQUIRE(moves() == std::pair<int64_t, int64_t>(0, 0));
+  submit("m2");  // one of the two makes room for it
+  world->Sleep(1'000'000);
+  const auto [first, second] = moves();
+  CHECK((first <= 1 && second <= 1 && first + second >= 1));
+  world->CrashCoordinator();
+  world->Sleep(3'000'000);
+  CHECK((moves().first <= 1 && moves().second <= 1));
+  for (const std::string& job : jobs) CHECK(IsLive(world->StateOf(job)));
+}
+
 }  // namespace
 }  // namespace lorad::server

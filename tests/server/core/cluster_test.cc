@@ -36,6 +36,55 @@ TEST_CASE("a worker that dies: the job goes on from its checkpoint, with the sam
   world->CheckInvariants();
 }
 
+TEST_CASE("a job that has lost steps is shown as it was at its checkpoint, loss and epoch too") {
+  WorldOptions options;
+  options.delay_us_max = 1000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = World::NewJob();  // a batch is 4 of 12 rows
+  content.mutable_training()->set_epochs(20);
+  content.mutable_training()->set_checkpoint_every_steps(5);
+  const std::string job = world->Submit(content);
+  const auto lose = [&](int64_t last_step) {
+    world->RunUntil([&] {
+      const Job now = world->Job(job);
+      return now.step() >= last_step && now.step() > now.last_checkpoint_step();
+    });
+    world->worker(0).Kill(/*restart=*/false);
+    world->RunUntilState(job, Job::QUEUED);
+    return world->Job(job);
+  };
+  const Job first = lose(3);
+  CHECK(first.step() == 0);
+  CHECK(first.epoch() == 0);
+  CHECK_FALSE(first.has_loss());
+  CHECK_FALSE(first.has_grad_norm());
+  CHECK_FALSE(first.has_learning_rate());
+  world->worker(0).Start();
+  Job later = lose(8);
+  world->Settle();
+  later = world->Job(job);  // the checkpoint that was being written counts
+  CHECK(later.step() >= 5);
+  CHECK(later.step() == later.last_checkpoint_step());
+  CHECK(later.epoch() == Approx(static_cast<double>(later.step()) / 3));
+  const auto check_row = [&] {
+    const Job now = world->Job(job);
+    for (const v1::StepMetrics& row : world->Metrics(job)) {
+      if (row.step() != now.step()) continue;
+      CHECK(now.loss() == row.loss());
+      CHECK(now.grad_norm() == row.grad_norm());
+      CHECK(now.learning_rate() == row.learning_rate());
+    }
+    CHECK(now.has_loss());
+  };
+  check_row();
+  world->worker(0).Start();
+  world->RunUntil([&] { return world->Job(job).step() > later.step() + 2; });
+  world->CrashCoordinator();
+  CHECK(world->Job(job).step() == world->Job(job).last_checkpoint_step());
+  check_row();
+}
+
 TEST_CASE("a worker that falls silent is lost after its lease") {
   WorldOptions options;
   options.core.lease_ms = 4000;

@@ -325,6 +325,86 @@ TEST_CASE("estimates of jobs that are not live are refused") {
   CHECK(Reason(world->Call(EstimateJob{.name = job}).status()) == "JOB_ENDED");
 }
 
+// Of a live job and of one like it that is not created yet.
+void CheckNoForecast(World& world, const std::string& live, const Job& fresh,
+                     const std::string& why) {
+  const v1::JobEstimate of_live = EstimateOf(world, live);
+  CHECK_FALSE(of_live.has_forecast());
+  CHECK(of_live.no_forecast() == why);
+  const auto of_fresh = world.Get<v1::JobEstimate>(EstimateJob{.job = fresh});
+  CHECK_FALSE(of_fresh.has_forecast());
+  CHECK(of_fresh.no_forecast() == why);
+}
+
+TEST_CASE("an estimate without a forecast says why, in the words of the queue") {
+  auto world = MakeWorld(Few());
+  const std::string job = world->Submit(LongJob());
+  world->Settle();
+  CheckNoForecast(*world, job, LongJob(), "no worker is connected");
+  world->StartWorkers();
+  world->RunUntilState(job, Job::RUNNING);
+  CHECK(EstimateOf(*world, job).no_forecast().empty());
+
+  v1::SetQuotaRequest quota;
+  quota.mutable_quota()->set_label("team=math");
+  quota.mutable_quota()->set_running_jobs(0);
+  world->Get<v1::Quota>(quota);
+  Job held = LongJob();
+  (*held.mutable_labels())["team"] = "math";
+  const std::string waits = world->Submit(held);
+  world->RunUntilState(waits, Job::QUEUED);
+  CheckNoForecast(*world, waits, held, world->Job(waits).queue().why());
+  CHECK(world->Job(waits).queue().why().find("team=math") != std::string::npos);
+
+  REQUIRE(world->Call(Named<v1::PauseJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::PAUSED);
+  CHECK(EstimateOf(*world, job).no_forecast() == "its user has paused it");
+  REQUIRE(world->Call(Named<v1::ResumeJobRequest>(job)).ok());
+
+  v1::DrainWorkerRequest drain;
+  drain.set_name("worker-0");
+  drain.set_reason("a new driver");
+  world->Get<v1::Worker>(drain);
+  world->RunUntilState(job, Job::QUEUED);
+  world->Settle();
+  const std::string drained = "worker 'worker-0' is drained (a new driver)";
+  CHECK(world->Job(job).queue().why() == drained);
+  CheckNoForecast(*world, job, LongJob(), drained);
+}
+
+TEST_CASE("an estimate of a job that no worker has room for says how much it needs") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  world->SetLongest("long", 1 << 20);
+  world->AddDataset("long", 4);
+  Job large = LongJob();
+  large.set_training_dataset("long");
+  large.mutable_adapter()->set_rank(512);
+  large.mutable_training()->set_max_length(1 << 20);
+  const auto estimate = world->Get<v1::JobEstimate>(EstimateJob{.job = large});
+  CHECK_FALSE(estimate.fits());
+  CHECK_FALSE(estimate.has_forecast());
+  CHECK_THAT(estimate.no_forecast(),
+             Catch::StartsWith("needs ") && Catch::Contains(" MiB; the largest worker offers "));
+}
+
+TEST_CASE("an estimate foretells nothing while nothing is begun: no room, or a stop") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntilState(job, Job::RUNNING);
+  const auto stalled = [&] { return world->Job(job).stalled(); };
+  world->SetRoom(0, int64_t{80} << 20);
+  world->RunUntil([&] { return !stalled().empty(); });
+  CheckNoForecast(*world, job, LongJob(), stalled());
+  world->SetRoom(int64_t{1} << 40, int64_t{80} << 20);
+  world->RunUntil([&] { return stalled().empty(); });
+  CHECK(EstimateOf(*world, job).has_forecast());
+  world->Ask(StopRequested{}, [](const auto&) {});
+  CheckNoForecast(*world, job, LongJob(), "the coordinator is being stopped");
+}
+
 TEST_CASE("without a worker nothing is foreseen; a pause and a priority begin it anew") {
   auto world = MakeWorld(Few());
   const std::string job = world->Submit(LongJob());
@@ -344,6 +424,36 @@ TEST_CASE("without a worker nothing is foreseen; a pause and a priority begin it
   CHECK(world->Job(job).has_first_forecast());
 }
 
+TEST_CASE("a job that has ended has what was foretold beside what came of it") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->Settle();
+  const std::vector<std::string> jobs = SubmitMany(*world, 2);
+  for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+  const Job ended = world->Job(jobs[1]);
+  REQUIRE(ended.first_forecast().has_start_time());
+  CHECK(ended.foretold_start_time().SerializeAsString() == ended.start_time().SerializeAsString());
+  CHECK(Micros(ended.first_forecast().end_time()) > Micros(ended.first_forecast().start_time()));
+}
+
+TEST_CASE("of a job that was paused the start that was foretold is that of its going on") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  REQUIRE(world->Call(Named<v1::PauseJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::PAUSED);
+  CHECK_FALSE(world->Job(job).has_foretold_start_time());
+  world->Sleep(5'000'000);
+  REQUIRE(world->Call(Named<v1::ResumeJobRequest>(job)).ok());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  const Job ended = world->Job(job);
+  REQUIRE(ended.first_forecast().has_start_time());
+  CHECK(Micros(ended.foretold_start_time()) >= Micros(ended.start_time()) + 5'000'000);
+  CHECK(Micros(ended.foretold_start_time()) >= Micros(ended.first_forecast().make_time()));
+  CHECK(Micros(ended.foretold_start_time()) < Micros(ended.end_time()));
+}
+
 TEST_CASE("how true forecasts were is kept over a start") {
   auto world = MakeWorld(Few());
   world->StartWorkers();
@@ -355,6 +465,25 @@ TEST_CASE("how true forecasts were is kept over a start") {
   const auto after = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
   CHECK(after.end_errors().SerializeAsString() == before.end_errors().SerializeAsString());
   CHECK(after.start_errors().SerializeAsString() == before.start_errors().SerializeAsString());
+}
+
+TEST_CASE("how long a group took to form is kept over a start") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->Sleep(30'000'000);
+  const auto load_s = [&] {
+    const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+    for (const v1::TrainingTimes& times : cluster.times()) {
+      if (times.base_model() == "m") return times.load_seconds();
+    }
+    return -1.0;
+  };
+  const double before = load_s();
+  world->CrashCoordinator();
+  world->Settle();
+  CHECK(load_s() == before);
 }
 
 }  // namespace

@@ -353,7 +353,7 @@ TEST_CASE("a group that only answers makes way for a job of another model, and a
   CHECK(second.tokens(0) == Expected("", AskBase(2, 4)));
   // Only the token that was under way was asked for again.
   CHECK((TimesAsked(*world, 1) == 2 && TimesAsked(*world, 50) == 1));
-  CHECK(CountNotes(*world, "it only answers, and makes way for job " + job) == 1);
+  CHECK(CountNotes(*world, "it only answers, and makes way for " + job) == 1);
   world->CheckInvariants();
 }
 

@@ -59,6 +59,49 @@ TEST_CASE("however many of one user wait, another one's job has its share") {
   world->RunUntilState(other, Job::SUCCEEDED);
 }
 
+TEST_CASE("the place that a job shows is where the policy looks at it") {
+  WorldOptions options;
+  options.core.share_label = "team";
+  options.core.policy.fair_share = true;
+  auto world = MakeWorld(options);
+  const auto submit = [&](const char* team, int priority = 0) {
+    Job job = World::NewJob();
+    job.set_priority(priority);
+    (*job.mutable_labels())["team"] = team;
+    return world->Submit(job);
+  };
+  std::vector<std::string> math;
+  for (int i = 0; i < 4; ++i) math.push_back(submit("math"));
+  world->Sleep(2'000'000);
+  const auto place = [&](const std::string& job) { return world->Job(job).queue().place(); };
+  const std::string art = submit("art");
+  const std::string urgent = submit("math", 7);
+  world->Sleep(2'000'000);
+  CHECK(place(urgent) == 1);
+  CHECK(place(art) == 2);  // the urgent one counts against its team
+  for (int i = 0; i < 4; ++i) CHECK(place(math[i]) == 3 + i);
+  // Who watches was told.
+  int told = 0;
+  for (const auto& change : world->announced()) {
+    if (change.job().name() == art) told = change.job().queue().place();
+  }
+  CHECK(told == 2);
+  const std::string late = submit("art", 3);
+  CHECK(place(late) == 2);
+  CHECK(place(art) == 4);  // now it has one before it, as the first of math has, which came earlier
+  // Until the next forecast a newcomer stands behind its priority, and nobody twice.
+  const std::string later = submit("art", 3);
+  CHECK(place(later) == 3);
+  CHECK(place(art) == 5);
+  REQUIRE(world->Call(Named<v1::CancelJobRequest>(urgent)).ok());
+  CHECK(place(late) == 1);
+  CHECK(place(later) == 2);
+  world->Sleep(2'000'000);
+  CHECK(place(math[2]) == 5);
+  CHECK(place(art) == 6);
+  CHECK(place(math[3]) == 7);
+}
+
 TEST_CASE("jobs of one shape go in their order, and all of them go") {
   auto world = MakeWorld();
   std::vector<std::string> jobs;

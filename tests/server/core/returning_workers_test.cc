@@ -47,7 +47,7 @@ TEST_CASE("a worker comes back with less memory: its job waits, says why, and go
   CHECK(world->IsConnected(connection));
   const Job waits = world->Job(job);
   CHECK(waits.state() == Job::QUEUED);
-  CHECK_THAT(waits.queue().why(), Catch::EndsWith("bytes; the largest worker offers 1024"));
+  CHECK_THAT(waits.queue().why(), Catch::EndsWith(" MiB; the largest worker offers 1 KiB"));
   ComeBack(*world, job);
 }
 
@@ -80,15 +80,14 @@ TEST_CASE("a job that fits only a worker that is away waits for it and says why"
   world->Connect(small);
   const std::string job = world->Submit(LongJob());
   world->RunUntilState(job, Job::QUEUED);
-  CHECK_THAT(world->Job(job).queue().why(),
-             Catch::EndsWith("bytes; waits for worker worker-0, which offers them and is away"));
+  CHECK_THAT(world->Job(job).queue().why(), Catch::EndsWith(" MiB and is away"));
   // A drained one would not take it.
   v1::DrainWorkerRequest drain;
   drain.set_name("worker-0");
   drain.set_reason("repair");
   world->Get<v1::Worker>(drain);
   world->Settle();
-  CHECK_THAT(world->Job(job).queue().why(), Catch::EndsWith("the largest worker offers 1024"));
+  CHECK_THAT(world->Job(job).queue().why(), Catch::EndsWith("the largest worker offers 1 KiB"));
   world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("worker-0"));
   ComeBack(*world, job);
 }

@@ -145,7 +145,7 @@ TEST_CASE("each field that is out of range is named") {
       {training([](auto& t) { t.set_epochs(0); }), "training.epochs",
        "must be between 1 and 10000, got 0"},
       {training([](auto& t) { t.set_max_steps(-1); }), "training.max_steps",
-       "must be between 0 and 100000000, got -1"},
+       "must be between 1 and 100000000, or 0 (or left out) for epochs to decide, got -1"},
       {training([](auto& t) { t.set_batch_size(0); }), "training.batch_size",
        "must be between 1 and 4096, got 0"},
       {training([](auto& t) {
@@ -321,6 +321,8 @@ TEST_CASE("filters that are wrong say where") {
       {"state = WALKING",
        "column 9: a state must stand here: VALIDATING, QUEUED, PREPARING, RUNNING, FINALIZING, "
        "SUCCEEDED, CANCELLING, CANCELLED, FAILED, PAUSING or PAUSED"},
+      {"state = RUNNING AND labels.Team = math",
+       "column 21: keys must be lower-case letters, digits, '.', '_', '/' and '-'"},
       {std::string(3000, ' '), "must have at most 2048 bytes, got 3000"},
   };
   for (const auto& [text, description] : cases) {

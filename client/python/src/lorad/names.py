@@ -105,6 +105,19 @@ NAMES: dict[str, tuple[Section, str]] = {
     "data_seed": ("training", "seed"),
 }
 
+# Not taken: what is likely meant by it.
+LIKELY: dict[str, str] = {
+    "lora_r": "rank",
+    "lora_rank": "rank",
+    "lr": "learning_rate",
+    "lr_scheduler": "schedule",
+    "n_epochs": "epochs",
+    "micro_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "sequence_len": "max_length",
+    "cutoff_len": "max_length",
+}
+
 _NOT_SAID = {"adapter": {"peft_config", "modules", "seed"}, "training": {"seed"}}
 _MESSAGES: dict[Section, Any] = {"": jobs_pb2.Job, "adapter": jobs_pb2.AdapterConfig, "training": jobs_pb2.TrainingConfig}
 # Ours -> its section.
@@ -175,6 +188,8 @@ def plain(value: Any) -> Any:
 
 def suggest(name: str) -> str:
     """The nearest name, as the end of a sentence."""
+    if name in LIKELY:
+        return f"; did you mean {LIKELY[name]}?"
     near = difflib.get_close_matches(name, [*FIELDS, *NAMES, SEED, "validation_data", "peft_config", "columns"], 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -53,6 +53,25 @@ TEST_CASE("times are known by device, numerics id and length, and the nearest le
   CHECK_FALSE(fits.TimesOf("m2", {}, &fast, 1000).is_measured());
 }
 
+TEST_CASE("how long groups take to form survives a start, and goes with the base model") {
+  const WorkerState fast = Device("fast"), slow = Device("slow");
+  Turn turn;
+  Fits fits(turn);
+  fits.ObserveLoad("m", fast, 3.5);
+  fits.ObserveLoad("m", slow, 70);
+  fits.Put();
+  const auto stored = Stored(turn);
+  CHECK(stored.size() == 2);
+  Fits again(turn);
+  REQUIRE(again.Load(stored).ok());
+  CHECK(again.LoadSeconds("m", {}, fast) == 3.5);
+  CHECK(again.LoadSeconds("m", {}, slow) == 70);
+  again.Put();
+  CHECK(Stored(turn).empty());  // nothing has changed
+  again.Forget("m");
+  CHECK(Stored(turn).size() == 2);  // both are deleted
+}
+
 TEST_CASE("they survive a start, to the bit") {
   const WorkerState worker = Device("fast");
   Turn turn;

@@ -12,6 +12,7 @@
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/recording.h"
+#include "client/text/cluster_board.h"
 #include "client/text/json.h"
 #include "client/text/stages.h"
 #include "client/text/table.h"
@@ -122,8 +123,9 @@ absl::Status ListWorkers(Session& session) {
       std::cout << "\nworker '" << worker.name() << "' is drained since "
                 << TimeText(worker.drain_time()) << ": " << worker.drain_reason() << "\n";
     }
-    if (worker.resting().empty()) continue;
-    std::cout << "\nworker '" << worker.name() << "' " << worker.resting() << "\n";
+    for (const std::string& what : {worker.resting(), SpeedText(worker)}) {
+      if (!what.empty()) std::cout << "\nworker '" << worker.name() << "' " << what << "\n";
+    }
   }
   return status;
 }

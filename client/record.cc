@@ -82,6 +82,8 @@ ordered_json ToJson(const Worker& worker, const std::string& name) {
                        {"budget_bytes", worker.memory_bytes()},
                        {"threads", std::max(worker.threads(), 1)},
                        {"device", worker.device_key()}};
+  const double speed = worker.relative_speed();
+  if (speed > 0 && speed != 1) json["slowness"] = 1 / speed;
   if (worker.device() == "cpu") return json;
   json["multiprocessors"] = worker.multiprocessors();
   json["float32"] = worker.value_bytes() == 4;

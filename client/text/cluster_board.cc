@@ -52,7 +52,8 @@ std::string Why(const Job& job) {
 }
 
 std::string Why(const Worker& worker) {
-  return worker.drained() ? absl::StrCat("drained: ", worker.drain_reason()) : worker.resting();
+  if (worker.drained()) return absl::StrCat("drained: ", worker.drain_reason());
+  return worker.resting().empty() ? SpeedText(worker) : worker.resting();
 }
 
 // Of so many, those for which there is room under the heads in `rows` lines (0: any number), the
@@ -67,6 +68,11 @@ std::vector<std::string> WithMore(std::vector<std::string> lines, int more, int 
 }
 
 }  // namespace
+
+std::string SpeedText(const Worker& worker) {
+  const double speed = worker.relative_speed();
+  return speed == 0 || speed == 1 ? "" : absl::StrFormat("has %.2g x the speed of its kind", speed);
+}
 
 void ClusterBoard::Take(const v1::WatchJobsResponse& news) {
   if (!news.has_job()) return;

@@ -11,6 +11,9 @@
 
 namespace lorad::client {
 
+// "has 0.4 x the speed of its kind"; empty where it has all of it, or nobody knows.
+std::string SpeedText(const v1::Worker& worker);
+
 // Pure; one thread.
 class ClusterBoard {
  public:

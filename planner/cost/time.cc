@@ -69,15 +69,11 @@ void TimeModel::Observe(int64_t tokens, int64_t squared_lengths, double forward_
 }
 
 double TimeModel::TrainMs(double tokens, double squared_lengths, double microbatches) const {
-  const TimeCoefficients backward = backward_.Fit(prior_.backward);
-  return EvaluateMs(tokens, squared_lengths, microbatches) + backward.constant_ms * microbatches +
-         backward.token_ms * tokens + backward.squared_ms * squared_lengths;
+  return TrainCoefficients()(tokens, squared_lengths, microbatches);
 }
 
 double TimeModel::EvaluateMs(double tokens, double squared_lengths, double microbatches) const {
-  const TimeCoefficients forward = forward_.Fit(prior_.forward);
-  return forward.constant_ms * microbatches + forward.token_ms * tokens +
-         forward.squared_ms * squared_lengths;
+  return EvaluateCoefficients()(tokens, squared_lengths, microbatches);
 }
 
 double TimeModel::EvaluatedShare(double tokens) const {
@@ -100,11 +96,13 @@ Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) cons
 }
 
 TimeCoefficients TimeModel::TrainCoefficients() const {
-  const TimeCoefficients forward = forward_.Fit(prior_.forward);
+  const TimeCoefficients forward = EvaluateCoefficients();
   const TimeCoefficients backward = backward_.Fit(prior_.backward);
   return {forward.constant_ms + backward.constant_ms, forward.token_ms + backward.token_ms,
           forward.squared_ms + backward.squared_ms};
 }
+
+TimeCoefficients TimeModel::EvaluateCoefficients() const { return forward_.Fit(prior_.forward); }
 
 bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<double>& backward) {
   TimeModel model = *this;

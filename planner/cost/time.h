@@ -17,10 +17,18 @@ struct TimeCoefficients {
   double token_ms = 0;
   double squared_ms = 0;  // of one token^2
 
-  double operator()(double tokens, double squared_lengths) const {
-    return constant_ms + token_ms * tokens + squared_ms * squared_lengths;
+  // Of so many microbatches together.
+  double operator()(double tokens, double squared_lengths, double microbatches = 1) const {
+    return constant_ms * microbatches + token_ms * tokens + squared_ms * squared_lengths;
   }
 };
+
+// As many times as long.
+inline TimeCoefficients operator*(double factor, const TimeCoefficients& times) {
+  return {.constant_ms = factor * times.constant_ms,
+          .token_ms = factor * times.token_ms,
+          .squared_ms = factor * times.squared_ms};
+}
 
 // Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
 // came before by `1 - 1 / kMemory`. One alone that is far slower than the one before it (the first:
@@ -101,8 +109,9 @@ class TimeModel {
   std::string BasisOf(double tokens, double squared_lengths) const;
   static constexpr int64_t kMeasuredFrom = 4;
   bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }
-  // Of a microbatch that trains, forward and backward together.
+  // Of a microbatch that trains, forward and backward together, and of one that evaluates.
   TimeCoefficients TrainCoefficients() const;
+  TimeCoefficients EvaluateCoefficients() const;
   const TimeFit& forward() const { return forward_; }
   const TimeFit& backward() const { return backward_; }
   // What was learned before, of the same; false where that is not to be had from these.

@@ -168,8 +168,11 @@ class Simulation {
     formed.stages = group.stages;
     formed.stage_kinds = group.stage_kinds;
     formed.shape = round_.sizes.AloneOn(job.job_class, group.worker_kind).shape;
-    formed.pace =
-        group.stages.empty() ? round_.paces.Of(formed.base_model, formed.device_name) : group.pace;
+    const double slowness =
+        place.idle != nullptr ? place.idle->worker->slowness : group.pace.slowness;
+    formed.pace = group.stages.empty()
+                      ? round_.paces.Of(formed.base_model, formed.device_name, slowness)
+                      : group.pace;
     formed.bytes =
         round_.sizes.GroupBytes(formed.base, *formed.model, formed.shape, formed.worker_kind);
     group = std::move(formed);

@@ -107,7 +107,7 @@ class Site {
   size_t WorkerOf(const Group& group) const { return worker_of_.at(group.name); }
   Group& GroupNamed(const std::string& name) { return *workers_[worker_of_.at(name)].group; }
   bool IsThere(size_t worker, int64_t group) const;
-  const TimeCoefficients& TimesOf(const Group& group) const;
+  TimeCoefficients TimesOf(const Group& group) const;
   void Tell(Group& group);    // counts the steps up to now
   void Retime(Group& group);  // who trains in it has changed
   void Enqueue(size_t job, bool resumes);

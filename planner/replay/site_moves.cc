@@ -102,9 +102,9 @@ bool Site::IsThere(size_t worker, int64_t group) const {
   return workers_[worker].group && workers_[worker].group->number == group;
 }
 
-const TimeCoefficients& Site::TimesOf(const Group& group) const {
-  const std::string& device = history_.workers[WorkerOf(group)].view.device_name;
-  return history_.times.at({group.base_model, device});
+TimeCoefficients Site::TimesOf(const Group& group) const {
+  const WorkerView& worker = history_.workers[WorkerOf(group)].view;
+  return worker.slowness * history_.times.at({group.base_model, worker.device_name});
 }
 
 void Site::Tell(Group& group) {

@@ -161,6 +161,7 @@ WorkerView ReadWorkerView(Fields& fields, std::set<std::string>* names) {
   device.kind = gpu ? DeviceKind::kCuda : DeviceKind::kCpu;
   device.value_bytes = fields.Bool("float32", !gpu) || !gpu ? 4 : 2;
   worker.device_name = ReadName(fields, "device");
+  worker.slowness = fields.Number("slowness", {.min = 1e-6, .max = 1e6, .fallback = 1.0});
   return worker;
 }
 

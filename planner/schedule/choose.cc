@@ -98,7 +98,7 @@ class Chooser {
     for (const size_t i : idle) {
       const WorkerView& worker = *round_.idle[i].worker;
       const bool holds = worker.loaded_base_model == job_.job->base_model;
-      const Pace& pace = round_.paces.Of(job_.job->base_model, worker.device_name);
+      const Pace pace = round_.paces.Of(job_.job->base_model, worker.device_name, worker.slowness);
       const GroupShape& shape =
           round_.sizes.AloneOn(job_.job_class, round_.idle[i].worker_kind).shape;
       Offer({.idle = i, .shape = shape, .raise_s = EndAlone(pace, shape, holds)},
@@ -114,7 +114,8 @@ class Chooser {
       if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group.base)) continue;
       const std::optional<size_t> kind = round_.KindAlone(job_, group);
       if (!kind || round_.Ahead(group) != nullptr) continue;
-      const Pace& pace = round_.paces.Of(job_.job->base_model, group.device_name);
+      const Pace pace =
+          round_.paces.Of(job_.job->base_model, group.device_name, group.pace.slowness);
       if (!pace.known) continue;
       const GroupShape& shape = round_.sizes.AloneOn(job_.job_class, *kind).shape;
       const double end_s = EndAlone(pace, shape, false);

@@ -27,9 +27,7 @@ JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
 }
 
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share) {
-  return {.constant_ms = slowest_share * times.constant_ms,
-          .token_ms = slowest_share * times.token_ms,
-          .squared_ms = slowest_share * times.squared_ms};
+  return slowest_share * times;
 }
 
 double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity) {

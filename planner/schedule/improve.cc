@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -193,21 +194,21 @@ class Search {
 
   bool MayMove(size_t i) const { return item(i).runs() && !item(i).moved; }
 
-  // The spots that may take a running job: the least busy first.
+  // The spots that may take a running job: the least busy first, of the idle ones the least slow.
   std::vector<size_t> Destinations(size_t from) const {
-    std::vector<std::pair<double, size_t>> order;
+    std::vector<std::tuple<double, double, size_t>> order;
     for (size_t to = 0; to < spots_.size(); ++to) {
       if (to == from || !IsOpen(to) || !spots_[to].known) continue;
       const Spot& spot = spots_[to];
       const int64_t capacity = std::max<int64_t>(1, spot.shape.capacity_tokens);
       const double round_ms =
           spot.empty() ? 0 : RoundMs(spot.group->pace.times, spot.crew.step_tokens(), capacity);
-      order.emplace_back(round_ms, to);
+      order.emplace_back(round_ms, spot.group->pace.slowness, to);
     }
     std::ranges::sort(order);
     if (order.size() > kDestinations) order.resize(kDestinations);
     std::vector<size_t> destinations;
-    for (const auto& [round_ms, to] : order) destinations.push_back(to);
+    for (const auto& [round_ms, slowness, to] : order) destinations.push_back(to);
     return destinations;
   }
 
@@ -331,7 +332,12 @@ void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replaceme
   }
   for (auto& [i, why] : moved) {
     const Item& item = spots.items()[i];
-    replacements->push_back({index[item.home], item.member, index[item.at], std::move(why)});
+    const size_t from = index[item.home], to = index[item.at];
+    const double slowness = round.groups[from].pace.slowness;
+    if (slowness > round.groups[to].pace.slowness) {
+      absl::StrAppendFormat(&why, "; its worker has %.2g x the speed of its kind", 1 / slowness);
+    }
+    replacements->push_back({from, item.member, to, std::move(why)});
   }
 }
 

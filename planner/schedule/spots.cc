@@ -8,7 +8,8 @@ namespace lorad::planner {
 namespace {
 
 bool AreTwins(const GroupState& a, const GroupState& b) {
-  return a.worker_kind == b.worker_kind && a.device_name == b.device_name && a.delay_s == b.delay_s;
+  return a.worker_kind == b.worker_kind && a.device_name == b.device_name &&
+         a.delay_s == b.delay_s && a.pace.slowness == b.pace.slowness;
 }
 
 }  // namespace

@@ -9,8 +9,13 @@
 namespace lorad::planner {
 namespace {
 
+// Of several workers as if all were as slow as the slowest.
 void SetPace(GroupState& group, Paces& paces) {
-  group.pace = paces.Of(group.base_model, group.device_name);
+  double slowness = group.stages.empty() ? paces.SlownessOf(group.worker) : 0;
+  for (const StageView& stage : group.stages) {
+    slowness = std::max(slowness, paces.SlownessOf(stage.worker));
+  }
+  group.pace = paces.Of(group.base_model, group.device_name, slowness);
   if (group.stages.empty()) return;
   std::vector<StageRange> ranges;
   for (const StageView& stage : group.stages) ranges.push_back(stage.range);
@@ -49,6 +54,9 @@ void SetStages(GroupState& group, const std::vector<StageWorker>& seats, int64_t
 }  // namespace
 
 Paces::Paces(const ClusterView& view) : view_(view) {
+  for (const WorkerView& worker : view.workers) {
+    if (worker.slowness != 1) slownesses_.emplace(worker.name, worker.slowness);
+  }
   std::map<std::string, double> devices;
   for (const auto& [key, times] : view.times) {
     TimeCoefficients& mean = means_[key.first];
@@ -68,7 +76,19 @@ double Paces::EvaluatedShare(const std::string& base_model) const {
   return mean == evaluated_shares_.end() ? kEvaluatedShare : mean->second;
 }
 
-const Pace& Paces::Of(const std::string& base_model, const std::string& device_name) {
+double Paces::SlownessOf(std::string_view worker) const {
+  const auto found = slownesses_.find(worker);
+  return found == slownesses_.end() ? 1 : found->second;
+}
+
+Pace Paces::Of(const std::string& base_model, const std::string& device_name, double slowness) {
+  Pace pace = OfDevice(base_model, device_name);
+  pace.times = slowness * pace.times;
+  pace.slowness = slowness;
+  return pace;
+}
+
+const Pace& Paces::OfDevice(const std::string& base_model, const std::string& device_name) {
   const DeviceKey key{base_model, device_name};
   const auto [entry, is_new] = paces_.try_emplace(key);
   Pace& pace = entry->second;

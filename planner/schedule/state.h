@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,24 +33,31 @@ struct Waiter {
   const Placement* needs = nullptr;
 };
 
-// How fast a base model trains on a device.
+// How fast a base model trains on a worker.
 struct Pace {
   TimeCoefficients times{.constant_ms = 0, .token_ms = 1, .squared_ms = 0};
   double load_s = 0;
-  bool known = false;  // the times are the device's own
+  bool known = false;   // the times are those of its device,
+  double slowness = 1;  // so many times as long: the worker's, and in `times` already
 };
 
 class Paces {
  public:
   explicit Paces(const ClusterView& view);
-  const Pace& Of(const std::string& base_model, const std::string& device_name);
+  // On a worker with that device that is as slow as that.
+  Pace Of(const std::string& base_model, const std::string& device_name, double slowness);
+  // WorkerView's of that name; 1 where there is none.
+  double SlownessOf(std::string_view worker) const;
   double EvaluatedShare(const std::string& base_model) const;
 
  private:
+  const Pace& OfDevice(const std::string& base_model, const std::string& device_name);
+
   const ClusterView& view_;
   std::map<std::string, TimeCoefficients> means_;   // of a base model over its devices
   std::map<std::string, double> evaluated_shares_;  // likewise
   std::map<DeviceKey, Pace> paces_;
+  std::map<std::string_view, double> slownesses_;  // of workers, where it is not 1
 };
 
 // What a job with unknown numbers is taken for.

@@ -181,6 +181,7 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   view.set_multiprocessors(worker.hello.multiprocessors());
   view.set_value_bytes(DeviceOf(worker.hello).value_bytes);
   view.set_device_key(DeviceKeyOf(&worker));
+  view.set_relative_speed(1 / worker.slowness);
   view.set_host(worker.hello.host());
   view.set_transport(worker.hello.transport());
   if (group) {

@@ -34,6 +34,16 @@ v1::MemoryEstimate ToProto(const planner::GroupBytes& group,
   return memory;
 }
 
+// Of the worker that has all of the model, or of the slowest that has a stage.
+double SlownessOf(const Cluster& cluster, const LoneGroup& alone, const v1::JobEstimate& estimate) {
+  if (estimate.stages().empty()) return alone.worker ? alone.worker->slowness : 1;
+  double slowness = 0;
+  for (const v1::StageEstimate& stage : estimate.stages()) {
+    slowness = std::max(slowness, cluster.At(stage.worker()).slowness);
+  }
+  return slowness;
+}
+
 }  // namespace
 
 absl::Status Core::State::FindLive(EstimateJob* content) const {
@@ -186,7 +196,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   if (on_several) {  // what stages wait aside
     ms *= planner::SlowestShare(*queued.model, on_several->ranges, queued.longest_sequence / 2);
   }
-  estimate.set_seconds(ms / 1000);
+  estimate.set_seconds(SlownessOf(cluster_, alone, estimate) * ms / 1000);
   const double each = 1 / std::max(microbatches, 1.0);
   estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
   if (job.name().empty()) {

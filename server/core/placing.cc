@@ -22,14 +22,6 @@ int64_t StepTokens(const v1::Job& job) {
   return job.total_steps() > 0 ? job.total_tokens() / job.total_steps() : 0;
 }
 
-// Of a microbatch, where no group of the worker says it.
-int64_t UsualTokens(const Cluster& cluster, const WorkerState& worker) {
-  const int64_t tokens = cluster.TokensOf(worker);
-  if (tokens > 0) return tokens;
-  const bool gpu = DeviceOf(worker.hello).kind == planner::DeviceKind::kCuda;
-  return gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
-}
-
 // One that has none, or only answers, makes way at once: nobody waits for the end of its work.
 bool HasJobs(const GroupState& group) {
   return !std::ranges::all_of(
@@ -81,7 +73,7 @@ void Core::State::AddTimes(const std::string& base_model, planner::ClusterView* 
     const planner::DeviceKey key(base_model, DeviceKeyOf(worker));
     if (view->times.contains(key)) continue;
     view->times[key] = cluster_.fits()
-                           .TimesOf(base_model, shape, worker, UsualTokens(cluster_, *worker))
+                           .TimesOf(base_model, shape, worker, cluster_.UsualTokens(*worker))
                            .TrainCoefficients();
     view->evaluated_shares[key] = EvaluatedShare(base_model, *worker);
     view->load_s[key] = cluster_.fits().LoadSeconds(base_model, shape, *worker);
@@ -91,7 +83,7 @@ void Core::State::AddTimes(const std::string& base_model, planner::ClusterView* 
 // The same wherever evaluated tokens are counted as if trained, so that it does not matter there how
 // long the microbatches of a group are.
 double Core::State::EvaluatedShare(const std::string& base_model, const WorkerState& worker) {
-  const int64_t tokens = UsualTokens(cluster_, worker);
+  const int64_t tokens = cluster_.UsualTokens(worker);
   return cluster_.fits()
       .TimesOf(base_model, *catalog_.Model(base_model).shape, &worker, tokens)
       .EvaluatedShare(static_cast<double>(tokens));
@@ -131,6 +123,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     entry.idle = worker.group.empty() && cluster_.TakesJobs(worker);
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     entry.device_name = DeviceKeyOf(&worker);
+    entry.slowness = worker.slowness;
     entry.numerics_id = worker.hello.numerics_id();
     entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();

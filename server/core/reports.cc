@@ -433,26 +433,33 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   }
 }
 
-// The fit is of a model that is whole on one worker; where stages are on unlike ones nothing is
-// learned.
+// The fit is of a model that is whole on one worker; where stages are on unlike ones, or on ones of
+// unlike speed, nothing is learned. How fast a worker is shows where it has all of a model.
 void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done) {
   const auto times = group.passes.Add(done, group.stages.size());
   if (!times) return;
-  const bool alike = std::ranges::all_of(group.stages, [&](const StageState& stage) {
-    return &stage == &group.first() ||
-           DeviceKeyOf(&WorkerOf(stage)) == DeviceKeyOf(&WorkerOf(group.first()));
-  });
+  WorkerState& first = WorkerOf(group.first());
+  const bool whole = group.stages.size() == 1;
+  const bool alike = whole || std::ranges::all_of(group.stages, [&](const StageState& stage) {
+                       const WorkerState& worker = WorkerOf(stage);
+                       return worker.slowness == 1 && DeviceKeyOf(&worker) == DeviceKeyOf(&first);
+                     });
   if (!alike) return;
   // The model is of passes that compute no block again: such a backward holds a forward.
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(times->backward_ms - (recomputes ? times->forward_ms : 0), 0.0);
-  cluster_.fits().Observe(group.base_model, *catalog_.Model(group.base_model).shape,
-                          WorkerOf(group.first()), group.shape.capacity_tokens,
-                          {.tokens = done.tokens(),
-                           .squared_lengths = done.squared_lengths(),
-                           .forward_ms = times->forward_ms,
-                           .backward_ms = backward_ms});
+  const TimedMicrobatch microbatch{.tokens = done.tokens(),
+                                   .squared_lengths = done.squared_lengths(),
+                                   .forward_ms = times->forward_ms,
+                                   .backward_ms = backward_ms};
+  const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
+  const int64_t capacity = group.shape.capacity_tokens;
+  if (whole) {
+    cluster_.Observe(group.base_model, shape, first, capacity, microbatch);
+  } else {
+    cluster_.fits().Observe(group.base_model, shape, first, capacity, microbatch);
+  }
 }
 
 void Core::State::OnWindowDone(GroupState& group, StageState& stage) {

@@ -181,11 +181,15 @@ std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
   }
   const WindowWork work = oldest ? oldest->work : WindowWork();
   const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
+  double slowness = 0;
+  for (const StageState& stage : group.stages) {
+    slowness = std::max(slowness, WorkerOf(stage).slowness);
+  }
   const Patience patience =
       PatienceFor(options_, work,
                   cluster_.fits().TimesOf(group.base_model, shape, &WorkerOf(group.first()),
                                           group.shape.capacity_tokens),
-                  assumed);
+                  slowness, assumed);
   if (!oldest) return Asked{patience, absl::StrCat("it does not answer a cut of ", group.name)};
   const auto late = [&](const StageState& stage) {
     return !stage.orders.windows.empty() && stage.orders.windows.front().number == oldest->number;
@@ -239,6 +243,7 @@ void Core::State::Tick() {
   }
   for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
   cluster_.ForgetLost();
+  cluster_.CompareSpeeds();
   cluster_.fits().Put();
   turn_
       .WantSchedule();  // a job that has waited, or run, for long enough may have a place, or lose it

@@ -82,6 +82,23 @@ TEST_CASE("a job that has a place and does nothing says why") {
   CHECK_THAT(board.Lines(0, 0).back(), Catch::EndsWith("  the disk has no room"));
 }
 
+TEST_CASE("a worker that is slower than its kind says so, unless it says more") {
+  const auto why = [](double speed, const std::string& resting) {
+    ClusterBoard board;
+    v1::ListWorkersResponse workers;
+    Worker& worker = *workers.add_workers();
+    worker.set_name("w");
+    worker.set_relative_speed(speed);
+    worker.set_resting(resting);
+    board.Take(std::move(workers), {});
+    return board.Lines(0, 0).back();
+  };
+  CHECK_THAT(why(0.418, ""), Catch::EndsWith("  has 0.42 x the speed of its kind"));
+  CHECK_THAT(why(0.418, "rests"), Catch::EndsWith("  rests"));
+  CHECK_THAT(why(1, ""), !Catch::Contains("speed"));
+  CHECK_THAT(why(0, ""), !Catch::Contains("speed"));
+}
+
 TEST_CASE("a board fits its terminal, and says how much it leaves out") {
   ClusterBoard board;
   SetWorkers(board, 10);

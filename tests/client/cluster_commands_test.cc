@@ -72,7 +72,13 @@ TEST_CASE_METHOD(Fixture, "the list of workers says which are drained, and why")
   CHECK(Has(ran.out, "worker 'w' is drained since "));
   CHECK(Has(ran.out, ": a new disk\n"));
   CHECK(Has(Run("worker ls", true).out, R"("drain_reason": "a new disk")"));
+  CHECK_FALSE(Has(ran.out, "speed"));
+  cluster.looks[0].set_relative_speed(0.4);
+  CHECK(Has(Run("worker ls").out, "\nworker 'w' has 0.4 x the speed of its kind\n"));
+  CHECK(Has(Run("worker ls", true).out, R"("relative_speed": 0.4)"));
   cluster.looks = {Standing(Worker::AWAITED)};
+  cluster.looks[0].set_relative_speed(1);
+  CHECK_FALSE(Has(Run("worker ls").out, "speed"));
   CHECK(Has(Run("worker ls").out, "w       AWAITED"));
   CHECK(Has(Run("worker ls", true).out, R"("state": "AWAITED")"));
 }

@@ -125,7 +125,9 @@ TEST_CASE("A recorded history is read back") {
   Record record("team");
   record.Take(Model());
   record.Take(Cluster());
-  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  Worker slow = Connected("slow", 5);
+  slow.set_relative_speed(0.4);
+  record.Take(Workers({Connected("gpu", 5), slow}), kStart + 200);
   record.Take(Created("job-b", 150));
   record.Take(Ended(Created("job-a", 100), Job::SUCCEEDED, 100));
   const auto read = Read(record);
@@ -147,7 +149,9 @@ TEST_CASE("A recorded history is read back") {
   CHECK(a.ended_s == 60);
   CHECK(history.jobs[1].comes_s == 50);
   CHECK(!history.jobs[1].started_s);
-  REQUIRE(history.workers.size() == 1);
+  REQUIRE(history.workers.size() == 2);
+  CHECK(history.workers[0].view.slowness == 1);
+  CHECK(history.workers[1].view.slowness == 2.5);
   CHECK(history.workers[0].view.device.kind == planner::DeviceKind::kCuda);
   CHECK(history.workers[0].view.device.value_bytes == 2);
   CHECK(history.workers[0].comes_s == 0);  // it was there when the coordinator started

@@ -105,6 +105,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
   worker.awaited = false;
   worker.connections++;
   worker.connection = connection;
+  if (!IsSameProcess(hello, worker.hello)) ForgetSpeed(worker);
   worker.hello = hello;
   worker.connect_wall_us = turn_.wall_us();
   worker.heard_us = turn_.now_us();
@@ -268,12 +269,21 @@ int64_t Cluster::TokensOf(const WorkerState& worker) const {
   return options_.microbatch_tokens;
 }
 
+int64_t Cluster::UsualTokens(const WorkerState& worker) const {
+  const int64_t tokens = TokensOf(worker);
+  if (tokens > 0) return tokens;
+  const bool gpu = DeviceOf(worker.hello).kind == planner::DeviceKind::kCuda;
+  return gpu ? planner::kMicrobatchTokensOfGpu : planner::kMicrobatchTokens;
+}
+
 LoneGroup Cluster::GroupAlone(const planner::QueuedJob& job) const {
-  const auto left = [](const LoneGroup& alone) { return alone.budget_bytes - alone.total(); };
+  const auto key = [](const LoneGroup& alone) {
+    return std::pair(alone.total() - alone.budget_bytes, alone.worker->slowness);
+  };
   LoneGroup best;
   for (const auto& [name, worker] : workers_) {
     LoneGroup alone = GroupAloneOn(&worker, job);
-    if (best.worker == nullptr || left(alone) > left(best)) best = alone;
+    if (best.worker == nullptr || key(alone) < key(best)) best = alone;
   }
   return best.worker ? best : GroupAloneOn(nullptr, job);
 }
@@ -285,6 +295,7 @@ std::vector<planner::WorkerView> Cluster::Views() const {
     view.name = name;
     view.budget_bytes = worker.hello.memory_bytes();
     view.device = DeviceOf(worker.hello);
+    view.slowness = worker.slowness;
     view.idle = true;
     view.microbatch_tokens = TokensOf(worker);
     view.numerics_id = worker.hello.numerics_id();

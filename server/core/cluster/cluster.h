@@ -1,5 +1,6 @@
 // The workers by name, connected or lost; which of them rest; and what was learned of them: how
-// long work takes, and what memory it takes beyond what was counted.
+// long work takes, on their kind and on each beside it, and what memory it takes beyond what was
+// counted.
 //
 // Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
 // lost one has no rest for its memory, which its next process finds out, and a group only where that
@@ -122,16 +123,33 @@ class Cluster {
   // ---- memory (memory.cc) ----
   // The group ends: the peak of its worker goes into the fit.
   void KeepPeak(const GroupState& group);
-  // Tokens of a microbatch of groups on it, as in planner::ClusterView.
+  // Tokens of a microbatch of groups on it, as in planner::ClusterView,
   int64_t TokensOf(const WorkerState& worker) const;
+  // and where that says nothing, as many as are usual on its device.
+  int64_t UsualTokens(const WorkerState& worker) const;
   // On the worker where it leaves the most (the same job needs more memory on one device than on
-  // another) or, while there is none, on some CPU. Of the job, here and below, only model,
-  // longest_sequence and adapter count.
+  // another), of these on the least slow, or, while there is none, on some CPU. Of the job, here and
+  // below, only model, longest_sequence and adapter count.
   LoneGroup GroupAlone(const planner::QueuedJob& job) const;
   // The workers as the policy sees them, each as if it were idle; lost ones too.
   std::vector<planner::WorkerView> Views() const;
   // On that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
+
+  // ---- how fast they are (speeds.cc) ----
+  // A microbatch of a group of its own: of that the times of its kind are learned, as far as it is
+  // not slower or faster than these, and how slow it is.
+  void Observe(const std::string& base_model, const planner::ModelShape& shape, WorkerState& worker,
+               int64_t capacity_tokens, const TimedMicrobatch& microbatch);
+  // Sets the slowness of all that are connected. To be called at every tick.
+  void CompareSpeeds();
+  // One that differs by less from 1 counts as 1.
+  // A split of jobs that takes two workers for equally fast though one is so many times as slow has
+  // a sum of ends (1 + x)^2 / (4 x) times the least: 1.25 % more, below SchedulePolicy::least_share.
+  static constexpr double kNoticed = 1.25;
+  static constexpr double kSlownessMax = 100;  // or fastness: what says more is of something else
+  // Who is slow may get no job, and never be measured again: after so long it counts as recovered.
+  static constexpr int64_t kSlowForUs = 900LL * 1'000'000;
 
   // ---- what was learned of them ----
   Fits& fits() { return fits_; }
@@ -144,6 +162,7 @@ class Cluster {
   // Of another version, or of another transport or other numerics than one that is connected.
   void WarnOfOthers(const WorkerState& worker);
   void WarnOfTransports(const WorkerState& worker);
+  static void ForgetSpeed(WorkerState& worker);
   void Put(const WorkerState& worker);
   std::map<std::string, WorkerState>::iterator Erase(
       std::map<std::string, WorkerState>::iterator entry);

@@ -68,7 +68,7 @@ planner::TimeModel& Fits::TimesAt(const Key& key, const planner::ModelShape& sha
 
 void Fits::Observe(const std::string& base_model, const planner::ModelShape& shape,
                    const WorkerState& worker, int64_t capacity_tokens,
-                   const Microbatch& microbatch) {
+                   const TimedMicrobatch& microbatch) {
   const Key key(base_model, DeviceKeyOf(&worker), capacity_tokens);
   TimesAt(key, shape, &worker)
       .Observe(microbatch.tokens, microbatch.squared_lengths, microbatch.forward_ms,
@@ -91,6 +91,12 @@ const planner::TimeModel& Fits::TimesOf(const std::string& base_model,
     stored.push_back(entry->first);
   }
   for (const Key& key : stored) TimesAt(key, shape, worker);
+  const planner::TimeModel* nearest = Nearest(base_model, device, capacity_tokens);
+  return nearest ? *nearest : exact;
+}
+
+const planner::TimeModel* Fits::Nearest(const std::string& base_model, const std::string& device,
+                                        int64_t capacity_tokens) const {
   const planner::TimeModel* nearest = nullptr;
   int64_t distance = 0;
   for (auto entry = times_.lower_bound({base_model, device, 0});
@@ -102,7 +108,7 @@ const planner::TimeModel& Fits::TimesOf(const std::string& base_model,
     nearest = &entry->second;
     distance = away;
   }
-  return nearest ? *nearest : exact;
+  return nearest;
 }
 
 // ---- forming a group ----

@@ -26,7 +26,7 @@
 
 namespace lorad::server {
 
-// Of a worker as times are learned: two of one text are equally fast. No worker: some CPU.
+// Of a worker as times are learned: those of two of one text together. No worker: some CPU.
 std::string DeviceKeyOf(const WorkerState* worker);
 
 class Fits {
@@ -35,19 +35,18 @@ class Fits {
   absl::Status Load(const std::vector<std::pair<std::string, std::string>>& stored);
 
   // ---- times ----
-  struct Microbatch {
-    int64_t tokens = 0;
-    int64_t squared_lengths = 0;
-    double forward_ms = 0;
-    double backward_ms = 0;
-  };
-  // Of a group with microbatches of so many tokens at the most.
+  // Of a group with microbatches of so many tokens at the most, on a worker that is as slow as its
+  // kind.
   void Observe(const std::string& base_model, const planner::ModelShape& shape,
-               const WorkerState& worker, int64_t capacity_tokens, const Microbatch& microbatch);
+               const WorkerState& worker, int64_t capacity_tokens,
+               const TimedMicrobatch& microbatch);
   // Measured at that capacity, else at the nearest one on such a device, else the prior. The
   // reference holds until the base model is forgotten.
   const planner::TimeModel& TimesOf(const std::string& base_model, const planner::ModelShape& shape,
                                     const WorkerState* worker, int64_t capacity_tokens);
+  // Of such a device (DeviceKeyOf), measured at the nearest capacity; null where nothing was.
+  const planner::TimeModel* Nearest(const std::string& base_model, const std::string& device,
+                                    int64_t capacity_tokens) const;
 
   // ---- forming a group ----
   void ObserveLoad(const std::string& base_model, const WorkerState& worker, double seconds);

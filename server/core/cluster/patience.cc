@@ -23,11 +23,12 @@ Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes) {
 }
 
 Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
-                     const planner::TimeModel& measured, const planner::TimeModel& assumed) {
+                     const planner::TimeModel& measured, double slowness,
+                     const planner::TimeModel& assumed) {
   const auto ms = [&](const planner::TimeModel& times) {
     return times.TrainMs(work.tokens, work.squared_lengths, work.microbatches);
   };
-  return Of(options, std::max(ms(measured), ms(assumed)) / 1000);
+  return Of(options, std::max(slowness * ms(measured), ms(assumed)) / 1000);
 }
 
 std::string WhyImpatient(const std::optional<Asked>& asked, int64_t quiet_us) {

@@ -31,9 +31,11 @@ struct Asked {
 Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes);
 
 // The patience with a window: its microbatches, forward and backward. By the measured speed, on
-// whatever device, or by the speed that is assumed of the group's own, whichever is longer.
+// whatever device, of workers that are that slow beside it (WorkerState), or by the speed that is
+// assumed of the group's own, whichever is longer.
 Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
-                     const planner::TimeModel& measured, const planner::TimeModel& assumed);
+                     const planner::TimeModel& measured, double slowness,
+                     const planner::TimeModel& assumed);
 
 // Why one that has said nothing of it for so long counts as lost though it is alive; empty: it does
 // not.

@@ -6,6 +6,7 @@
 
 #include "lorad/worker/v1/worker.pb.h"
 #include "server/core/cluster/measured.h"
+#include "server/core/cluster/speed.h"
 
 namespace lorad::server {
 
@@ -26,6 +27,12 @@ struct WorkerState {
   int64_t resident_bytes = 0;  // of its process, by its newest heartbeat
   int64_t peak_bytes = 0;      // likewise, by all of them
   ClockOffset clock_offset;
+  // Of its process (speeds.cc): its newest microbatches, and when the last of them was;
+  Speed speed;
+  int64_t measured_us = 0;
+  // planner::WorkerView's, and the last microbatch that others of its kind say it of.
+  double slowness = 1;
+  int64_t compared_us = 0;
   std::string group;
   bool awaited = false;  // lost, of before this start, while its group waits for it (kReturning)
   // While others have taken the memory that it offered, it gets nothing new;

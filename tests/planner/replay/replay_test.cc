@@ -57,6 +57,13 @@ TEST_CASE("Steps take longer where more is computed again than usual") {
   CheckEnds(Play(Of({worker}, {job})), {10 * 0.3 * (4.0 / 3) / 1.025});
 }
 
+TEST_CASE("Rounds take longer on a worker that is slower than its kind") {
+  HistoryWorker slow = There("v");
+  slow.view.slowness = 2;
+  CheckEnds(Play(Of({slow}, {Comes("a", 0, 10)})), {10 * 0.6});
+  CheckEnds(Play(Of({slow, There("w")}, {Comes("a", 0, 10)})), {10 * 0.3});
+}
+
 TEST_CASE("A job of higher priority takes the place of one that is saved meanwhile") {
   const History history =
       Of({WithRoomFor(There("w"), 1)}, {Comes("a", 0, 100), Urgent(Comes("b", 10, 10), 5)});

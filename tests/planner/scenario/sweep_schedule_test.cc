@@ -113,22 +113,26 @@ TEST_CASE("Bad schedules") {
               {"/queue/0/evaluations", {{"parts", -1}}, "$.queue[0].evaluations.parts: "},
               {"/groups/0/jobs/0/evaluations", {{"sets", 1}}, "jobs[0].evaluations.sets: "},
               {"/workers/0/doubtful", 1, "$.workers[0].doubtful: "},
+              {"/workers/0/slowness", 0, "$.workers[0].slowness: "},
               {"/queue/0/longest_sequence", 1e12, "$.queue[0].longest_sequence: "},
               {"/policy", {{"points_max", -1}}, "$.policy.points_max: "}},
              CheckSchedule);
 }
 
-TEST_CASE("A schedule knows of evaluations, and of workers that nobody waits for") {
+TEST_CASE("A schedule knows of evaluations, and of workers that are slow or nobody waits for") {
   json scenario = Schedule();
   scenario["groups"][0]["jobs"][0]["evaluations"] = {{"parts", 3}, {"tokens", 700}};
   scenario["queue"][0]["evaluations"] = {{"parts", 5}, {"tokens", 900}};
   scenario["workers"].push_back({{"name", "v"}, {"budget_bytes", 100000000}, {"doubtful", true}});
   scenario["workers"][0]["doubtful"] = true;
+  scenario["workers"][0]["slowness"] = 2.5;
   const auto view = ReadSchedule(scenario);
   REQUIRE(view.ok());
   CHECK(view->groups[0].running[0].evaluations == EvaluationWork{3, 700});
   CHECK(view->queue[0].evaluations == EvaluationWork{5, 900});
   CHECK(view->workers[0].doubtful);
+  CHECK(view->workers[0].slowness == 2.5);
+  CHECK(view->workers[1].slowness == 1);
   CHECK_FALSE(view->workers[1].idle);
 }
 

@@ -13,6 +13,10 @@
 namespace lorad::planner {
 namespace {
 
+TimeCoefficients TimesOn(const ClusterView& view, const WorkerView& worker) {
+  return worker.slowness * view.times.at({"m", worker.device_name});
+}
+
 // The least sum of ends over all splits of the jobs, by subsets of jobs.
 double LeastSum(const ClusterView& view) {
   const size_t subsets = size_t{1} << view.queue.size();
@@ -27,7 +31,7 @@ double LeastSum(const ClusterView& view) {
         if ((subset >> j & 1) == 0) continue;
         crew.Add({view.queue[j].step_tokens, view.queue[j].remaining_steps});
       }
-      on[subset] = crew.SumOfEnds(view.times.at(key), view.microbatch_tokens) +
+      on[subset] = crew.SumOfEnds(TimesOn(view, worker), view.microbatch_tokens) +
                    view.load_s.at(key) * static_cast<double>(crew.size());
     }
     std::vector<double> next = best;
@@ -52,7 +56,7 @@ double SumOf(const ClusterView& view, const std::vector<Decision>& decisions) {
       const auto job = std::ranges::find(view.queue, name, &QueuedJob::job);
       crew.Add({job->step_tokens, job->remaining_steps});
     }
-    sum += crew.SumOfEnds(view.times.at(key), view.microbatch_tokens) +
+    sum += crew.SumOfEnds(TimesOn(view, *worker), view.microbatch_tokens) +
            view.load_s.at(key) * static_cast<double>(crew.size());
   }
   return sum;
@@ -72,6 +76,10 @@ TEST_CASE("A split from scratch is near the best of all") {
         const double speed = 1 + static_cast<double>(random() % 40) / 10;
         view.times[{"m", name}] = {static_cast<double>(random() % 200) * speed, speed, 0};
         view.load_s[{"m", name}] = static_cast<double>(random() % 3 * (random() % 60));
+        // And some beside the others of their kind.
+        if (random() % 2 == 0) {
+          view.workers[w].slowness = 0.5 + static_cast<double>(random() % 40) / 10;
+        }
       }
       for (size_t j = 0, count = 3 + random() % 6; j < count; ++j) {
         view.queue.push_back(Steps("j" + std::to_string(j), 1 + random() % 500,

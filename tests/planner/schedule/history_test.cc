@@ -93,8 +93,14 @@ class Site {
     worker.view.budget_bytes = int64_t{1500 + 500 * Below(8)} << 20;
   }
 
-  // Workers come and go for a while, and times drift.
+  // Workers come and go for a while, and times drift; some are slower than their kind, as long as it
+  // goes, and by how much is never the same.
   void Happen() {
+    for (auto& [name, worker] : workers_) {
+      if (Below(50) == 0) slowness_[name] = Below(2) == 0 ? 1 : 1.3 + Below(40) / 10.0;
+      const double slowness = slowness_.try_emplace(name, 1).first->second;
+      worker.view.slowness = slowness == 1 ? 1 : slowness * (0.8 + Below(40) / 100.0);
+    }
     if (now_s_ > 120 * kTick || Below(20) > 0) return;
     for (auto& [key, times] : times_) times.constant_ms *= 0.7 + Below(60) / 100.0;
     if (workers_.size() < 5 && Below(2) == 0) return AddWorker();
@@ -336,7 +342,8 @@ class Site {
       int64_t tokens = 0;
       for (const std::string& job : group.jobs) tokens += jobs_.at(job).content.step_tokens;
       const DeviceKey key{group.base_model, workers_.at(group.worker).view.device_name};
-      const double round_ms = RoundMs(times_.at(key), tokens, group.shape.capacity_tokens);
+      const double round_ms =
+          slowness_[group.worker] * RoundMs(times_.at(key), tokens, group.shape.capacity_tokens);
       std::vector<std::string> ended;
       for (const std::string& job : group.jobs) {
         jobs_.at(job).steps_left -= 1000.0 * static_cast<double>(ran_s) / round_ms;
@@ -357,6 +364,7 @@ class Site {
   std::map<DeviceKey, TimeCoefficients> times_;
   std::map<DeviceKey, double> load_s_;
   std::map<std::string, Worker> workers_;
+  std::map<std::string, double> slowness_;  // by worker
   std::map<std::string, Group> groups_;
   std::map<std::string, JobState> jobs_;
   int64_t now_s_ = 0;

@@ -32,10 +32,12 @@ TEST_CASE("patience is a multiple of what is expected, and never less than its f
   const planner::TimeModel fast({{0, 0.001, 0}, {0, 0.001, 0}});
   const planner::TimeModel slow({{0, 10, 0}, {0, 10, 0}});
   const WindowWork work{.tokens = 8192, .squared_lengths = 1e6, .microbatches = 1};
-  CHECK(PatienceFor(options, work, fast, fast).limit_us == 600 * kSecond);
+  CHECK(PatienceFor(options, work, fast, 1, fast).limit_us == 600 * kSecond);
   // 8192 tokens, 10 ms each, forward and backward: 163.84 s, whoever says so.
-  CHECK(PatienceFor(options, work, slow, fast).limit_us == 1'638'400'000);
-  CHECK(PatienceFor(options, work, fast, slow).limit_us == 1'638'400'000);
+  CHECK(PatienceFor(options, work, slow, 1, fast).limit_us == 1'638'400'000);
+  CHECK(PatienceFor(options, work, fast, 1, slow).limit_us == 1'638'400'000);
+  CHECK(PatienceFor(options, work, slow, 3, fast).limit_us == 4'915'200'000);
+  CHECK(PatienceFor(options, work, fast, 3, slow).limit_us == 1'638'400'000);
   options.patience = 1e300;
   CHECK(PatienceToForm(options, 1).limit_us == 30 * 24 * 3600 * kSecond);
 }

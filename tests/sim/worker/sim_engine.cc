@@ -377,8 +377,8 @@ void SimEngine::Report(const worker::v1::Microbatch& microbatch, bool backward) 
   done.set_adapters(static_cast<int>(jobs.size()));
   done.set_tokens(tokens);
   done.set_squared_lengths(squares);
-  done.set_forward_ms(1);
-  done.set_backward_ms(backward ? 1 : 0);
+  done.set_forward_ms(hooks_.pass_ms(tokens));
+  done.set_backward_ms(backward ? hooks_.pass_ms(tokens) : 0);
   // Pretended: each microbatch has 4 ms of its own, and is computed for 2 of them.
   done.set_forward_begin_us(4000 * microbatch.number());
   if (backward) done.set_backward_begin_us(4000 * microbatch.number() + 2000);

@@ -58,6 +58,8 @@ class SimEngine {
     // Between the stages of a group; null where all groups have one.
     StageNet* net = nullptr;
     SimStage::Host host = {};
+    // Of either pass of so many tokens, as it is reported.
+    std::function<double(int64_t)> pass_ms = [](int64_t) { return 1.0; };
   };
   SimEngine(Hooks hooks, const WorkerScript& script) : hooks_(std::move(hooks)), script_(script) {}
 

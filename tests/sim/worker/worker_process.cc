@@ -43,7 +43,8 @@ WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, Coordinat
       script_(script),
       net_(net),
       hello_(HelloOf(machine)),
-      order_us_(machine.order_us) {}
+      order_us_(machine.order_us),
+      token_ms_(machine.token_ms) {}
 
 // ---- its life ----
 
@@ -56,6 +57,9 @@ void WorkerProcess::Start() {
     ApplyLater(0, worker::EngineReported{std::move(report)});
   };
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
+  hooks.pass_ms = [this](int64_t tokens) {
+    return static_cast<double>(mischief_.slowness) * (1 + token_ms_ * static_cast<double>(tokens));
+  };
   hooks.net = net_;
   hooks.host.worker = hello_.worker();
   hooks.host.run = [this](std::function<void()> what) { WhenAwake(std::move(what)); };

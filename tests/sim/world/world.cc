@@ -24,6 +24,7 @@ World::World(const WorldOptions& options)
       machine = {machine.worker, "cuda:0", options.gpu_memory_bytes, 2, 132, 2};
     }
     machine.outlives = options.workers_outlive;
+    machine.token_ms = options.token_ms;
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
   }
   Start();

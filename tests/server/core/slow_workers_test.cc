@@ -1,0 +1,128 @@
+// Two workers of one kind of which one is slower than the other, as stories.
+#include <algorithm>
+#include <string>
+
+#include "tests/server/core/scenario.h"
+
+namespace lorad::server {
+namespace {
+
+constexpr int64_t kSecond = 1'000'000;
+constexpr int kJobs = 8;
+
+constexpr int64_t kUsual = 100;  // times as slow as workers are in other stories
+
+v1::Job Endless(int seed) {
+  v1::Job job = World::NewJob();
+  job.mutable_training()->set_epochs(100'000);
+  job.mutable_training()->set_checkpoint_every_steps(0);
+  job.mutable_adapter()->set_seed(seed);
+  return job;
+}
+
+double EstimateOf(World& world, const std::string& model) {
+  v1::Job job = Endless(9);
+  job.set_base_model(model);
+  return world.Get<v1::JobEstimate>(EstimateJob{.job = job}).seconds();
+}
+
+v1::Worker Look(World& world, int worker) {
+  return world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(worker);
+}
+
+int JobsOn(World& world, int worker) {
+  const std::string group = Look(world, worker).group();
+  const auto cluster = world.Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  for (const v1::Group& one : cluster.groups()) {
+    if (one.name() == group) return one.jobs_size();
+  }
+  return 0;
+}
+
+struct House {
+  std::unique_ptr<World> world;
+  std::vector<std::string> jobs;
+
+  House() {
+    WorldOptions options;
+    options.workers = 2;
+    options.token_ms = 0.1;
+    options.core.policy.minimum_run_s = 60;
+    world = MakeWorld(options);
+    world->AddModel("of-two", 2);
+    world->worker(0).mischief().slowness = kUsual;
+    world->worker(1).mischief().slowness = kUsual;
+    world->StartWorkers();
+    world->Settle();
+    for (int i = 0; i < kJobs; ++i) jobs.push_back(world->Submit(Endless(i)));
+  }
+
+  void Run(int64_t seconds) {
+    const int64_t until_us = world->now_us() + seconds * kSecond;
+    world->RunUntil([&] { return world->now_us() >= until_us; }, 10'000'000);
+  }
+
+  int64_t Moves() {
+    int64_t moves = 0;
+    for (const std::string& job : jobs) {
+      const auto events = world->Events(job);
+      moves += std::ranges::count(events, "MOVED", &v1::Event::reason);
+    }
+    return moves;
+  }
+};
+
+TEST_CASE("jobs leave a worker that becomes slow, and come back when it recovers") {
+  House house;
+  World& world = *house.world;
+  house.Run(120);
+  CHECK(JobsOn(world, 0) == kJobs / 2);
+  CHECK(JobsOn(world, 1) == kJobs / 2);
+  CHECK(Look(world, 1).relative_speed() == 1);
+  CHECK(Look(world, 0).relative_speed() == 1);
+  CHECK(house.Moves() == 0);
+  const double before_s = EstimateOf(world, "m"), of_two_s = EstimateOf(world, "of-two");
+
+  world.worker(0).mischief().slowness = 3 * kUsual;
+  house.Run(120);
+  CHECK(Look(world, 1).relative_speed() == 1);
+  CHECK(Look(world, 0).relative_speed() == Approx(1.0 / 3).epsilon(0.1));
+  CHECK(JobsOn(world, 1) == kJobs - 2);
+  CHECK(JobsOn(world, 0) == 2);
+  CHECK(house.Moves() == 2);
+  const auto moved = [&](const std::string& job) {
+    const auto events = world.Events(job);
+    return std::ranges::any_of(events, [](const v1::Event& event) {
+      return event.reason() == "MOVED" &&
+             event.message().find("x the speed of its kind") != std::string::npos;
+    });
+  };
+  CHECK(std::ranges::count_if(house.jobs, moved) == 2);
+  // Of one worker it is the other, of two no one has trained, the slower one.
+  CHECK(EstimateOf(world, "m") == Approx(before_s).epsilon(0.15));
+  CHECK(EstimateOf(world, "of-two") == Approx(of_two_s / Look(world, 0).relative_speed()));
+  house.Run(300);
+  CHECK(house.Moves() == 2);
+
+  world.worker(0).mischief().slowness = kUsual;
+  house.Run(120);
+  CHECK(Look(world, 0).relative_speed() == 1);
+  CHECK(JobsOn(world, 0) == kJobs / 2);
+  CHECK(JobsOn(world, 1) == kJobs / 2);
+  CHECK(house.Moves() == 4);
+}
+
+TEST_CASE("who is slow is learned anew after a start of the coordinator") {
+  House house;
+  World& world = *house.world;
+  world.worker(0).mischief().slowness = 3 * kUsual;
+  house.Run(120);
+  REQUIRE(Look(world, 0).relative_speed() < 0.5);
+  world.CrashCoordinator();
+  CHECK(Look(world, 0).relative_speed() == 1);
+  house.Run(120);
+  CHECK(Look(world, 0).relative_speed() < 0.5);
+}
+
+}  // namespace
+}  // namespace lorad::server

@@ -1,6 +1,7 @@
 #include "server/core/jobs/job_queue.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,14 @@ namespace {
 constexpr size_t kQueueView = 1024;
 constexpr size_t kOfShapeMax = 256;
 
+// Up by an eighth at most: of jobs that are nearly as long one is looked at first, or else thousands
+// of rows' lengths would be as many shapes.
+int64_t RoundedUp(int64_t length) {
+  const auto value = static_cast<uint64_t>(std::max<int64_t>(length, 1));
+  const uint64_t step = std::max<uint64_t>(std::bit_floor(value) / 8, 1);
+  return static_cast<int64_t>((value + step - 1) / step * step);
+}
+
 }  // namespace
 
 // A job that is tried alone goes before all others too: they wait for what comes of it (losses.h).
@@ -25,20 +34,24 @@ JobQueue::Key JobQueue::KeyOf(const JobState& job) {
 std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
-                      job.record.longest_tokens(), "/", job.adapter.ToText(), "/",
-                      content.base_model(), "/", options_.LabelGroup(content.labels()), "/",
+                      RoundedUp(job.record.longest_tokens()), "/", job.adapter.ToText(), "/",
+                      content.base_model(), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 
 void JobQueue::Offer(JobState& job) {
-  shapes_[ShapeOf(job)][KeyOf(job)] = &job;
+  shapes_[ShapeOf(job)][options_.LabelGroup(job.job().labels())][KeyOf(job)] = &job;
   turn_.WantSchedule();
 }
 
 bool JobQueue::Withhold(JobState& job) {
+  job.beyond = false;
   const auto shape = shapes_.find(ShapeOf(job));
   if (shape == shapes_.end()) return false;
-  const bool offered = shape->second.erase(KeyOf(job)) > 0;
+  const auto alike = shape->second.find(options_.LabelGroup(job.job().labels()));
+  if (alike == shape->second.end()) return false;
+  const bool offered = alike->second.erase(KeyOf(job)) > 0;
+  if (alike->second.empty()) shape->second.erase(alike);
   if (shape->second.empty()) shapes_.erase(shape);
   return offered;
 }
@@ -69,8 +82,10 @@ void JobQueue::Change(JobState& job, absl::FunctionRef<void()> change) {
 
 void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
   std::vector<JobState*> offered;
-  for (const auto& [shape, jobs] : shapes_) {
-    for (const auto& [key, job] : jobs) offered.push_back(job);
+  for (const auto& [text, shape] : shapes_) {
+    for (const auto& [label, alike] : shape) {
+      for (const auto& [key, job] : alike) offered.push_back(job);
+    }
   }
   shapes_.clear();
   change();
@@ -158,17 +173,23 @@ void JobQueue::SetTimer() {
 // few shapes more each, for they may be placed together. Those behind have their turn when these
 // are placed.
 std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& members) const {
-  const size_t each = ViewOfShape();
   std::vector<std::pair<Key, const JobState*>> view;
-  for (const auto& [shape, jobs] : shapes_) {
-    size_t taken = 0;
-    for (const auto& [key, job] : jobs) {
-      if (taken == each) break;
-      if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
-      if (job->reads_content) continue;
-      if (members.contains(job->name())) continue;  // about to leave its group
-      view.emplace_back(key, job);
-      taken++;
+  for (const auto& [text, shape] : shapes_) {
+    for (const auto& [label, alike] : shape) {
+      for (const auto& [key, job] : alike) job->beyond = true;
+    }
+    size_t of_each = 0;
+    for (const Alike* alike : LookedAt(shape, &of_each)) {
+      size_t taken = 0;
+      for (const auto& [key, job] : *alike) {
+        if (taken == of_each) break;
+        job->beyond = false;
+        if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
+        if (job->reads_content) continue;
+        if (members.contains(job->name())) continue;  // about to leave its group
+        view.emplace_back(key, job);
+        taken++;
+      }
     }
   }
   std::ranges::sort(view);
@@ -177,16 +198,21 @@ std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& me
   return queue;
 }
 
-size_t JobQueue::ViewOfShape() const {
-  return std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
+// Of many label groups those whose first job stands in front: that is where fair share has it.
+std::vector<const JobQueue::Alike*> JobQueue::LookedAt(const Shape& shape, size_t* of_each) const {
+  const size_t each = ViewOfShape();
+  *of_each = std::max<size_t>(each / shape.size(), 1);
+  std::vector<const Alike*> labels;
+  for (const auto& [label, alike] : shape) labels.push_back(&alike);
+  if (labels.size() <= each) return labels;
+  const auto place = [&](const Alike* alike) { return PlaceOf(*alike->begin()->second); };
+  std::ranges::nth_element(labels, labels.begin() + static_cast<ptrdiff_t>(each), {}, place);
+  labels.resize(each);
+  return labels;
 }
 
-size_t JobQueue::Beyond(const JobState& job) const {
-  const auto shape = shapes_.find(ShapeOf(job));
-  const size_t each = ViewOfShape();
-  if (shape == shapes_.end() || shape->second.size() <= each) return 0;
-  const auto first = std::next(shape->second.begin(), static_cast<int64_t>(each));
-  return KeyOf(job) < first->first || !shape->second.contains(KeyOf(job)) ? 0 : each;
+size_t JobQueue::ViewOfShape() const {
+  return std::clamp<size_t>(kQueueView / std::max<size_t>(shapes_.size(), 1), 1, kOfShapeMax);
 }
 
 std::vector<JobState*> JobQueue::All() const {
@@ -204,10 +230,19 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
   if (queue_.size() != queued.size()) return broken("it has more or fewer jobs than are QUEUED");
   CountPlaces();
   if (order_.size() != queue_.size()) return broken("not everyone has one place");
-  size_t offered = 0;
-  for (const auto& [shape, in_shape] : shapes_) {
-    if (in_shape.empty()) return broken("a shape without jobs");
-    offered += in_shape.size();
+  std::set<const JobState*> offered;
+  for (const auto& [text, shape] : shapes_) {
+    for (const auto& [label, alike] : shape) {
+      if (alike.empty()) return broken("a label group without jobs");
+      for (const auto& [key, job] : alike) {
+        if (text != ShapeOf(*job) || label != options_.LabelGroup(job->job().labels()) ||
+            key != KeyOf(*job)) {
+          return broken(job->name() + " is offered as what it is not");
+        }
+        offered.insert(job);
+      }
+    }
+    if (shape.empty()) return broken("a shape without jobs");
   }
   std::set<std::string_view> postponed;
   for (const auto& [until_us, name] : postponed_) {
@@ -223,14 +258,11 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
     if (order_[static_cast<size_t>(job->place) - 1] != job) {
       return broken(job->name() + " has another's place");
     }
-    const auto shape = shapes_.find(ShapeOf(*job));
-    if (shape != shapes_.end() && shape->second.contains(key)) {
-      offered--;
-    } else if (!postponed.contains(job->name()) && !job->reads_rows) {
+    if (offered.erase(job) == 0 && !postponed.contains(job->name()) && !job->reads_rows) {
       return broken(job->name() + " is not offered, and nothing will offer it");
     }
   }
-  if (offered != 0) return broken("what is offered is not in the queue");
+  if (!offered.empty()) return broken("what is offered is not in the queue");
   if (!postponed_.empty() && (timer_us_ == 0 || timer_us_ > postponed_.begin()->first)) {
     return broken("no timer is set for the first that is postponed");
   }

@@ -61,11 +61,11 @@ class JobQueue {
   void Arrange(std::vector<JobState*> order);
   // From 1. REQUIRES: it is in the queue.
   int PlaceOf(const JobState& job) const;
-  // The jobs that a decision looks at, in the order of the queue. Jobs among `members` are about to
-  // leave their groups, and are left out.
+  // The jobs that a decision looks at, by importance and arrival. Jobs among `members` are about to
+  // leave their groups, and are left out. Of all that may be placed JobState::beyond is set.
   std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
-  // So many of its kind come before it that a decision does not look at it; 0: it does.
-  size_t Beyond(const JobState& job) const;
+  // So many of its kind come before it that no decision looks at it; 0: it does.
+  size_t Beyond(const JobState& job) const { return job.beyond ? ViewOfShape() : 0; }
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
 
@@ -83,7 +83,12 @@ class JobQueue {
   static Key KeyOf(const JobState& job);
   void LosePlace(JobState& job);
   void CountPlaces() const;
+  // Jobs of one shape and one label group are alike for a decision, or nearly.
+  using Alike = std::map<Key, JobState*>;
+  using Shape = std::map<std::string, Alike>;  // by label group
   std::string ShapeOf(const JobState& job) const;
+  // Those of which a decision looks at some, so many of each.
+  std::vector<const Alike*> LookedAt(const Shape& shape, size_t* of_each) const;
   bool Withhold(JobState& job);  // whether it was offered
   size_t ViewOfShape() const;    // so many of each shape a decision looks at
 
@@ -96,7 +101,7 @@ class JobQueue {
   mutable std::vector<JobState*> order_;
   mutable bool places_known_ = true;
   // Those of the queue that may be placed now, by their shape.
-  std::map<std::string, std::map<Key, JobState*>> shapes_;
+  std::map<std::string, Shape> shapes_;
   std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
   int64_t timer_us_ = 0;                                 // the earliest that is set; 0 = none
 };

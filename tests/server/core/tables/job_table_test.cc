@@ -23,10 +23,12 @@ struct Fixture {
 
   Fixture() { turn.Start({1'000'000, 1'000'000}, 0); }
 
-  JobState& Queued(int32_t priority = 0) {
+  JobState& Queued(int32_t priority = 0, const std::string& user = "", int64_t longest = 0) {
     Job content;
     content.set_priority(priority);
+    if (!user.empty()) (*content.mutable_labels())["user"] = user;
     JobState& job = jobs.Create(content, 1, "");
+    job.record.set_longest_tokens(longest);
     jobs.Transition(job, Job::QUEUED, "its rows are good");
     return job;
   }
@@ -67,6 +69,48 @@ TEST_CASE("the queue goes by priority, then by arrival, and ids differ") {
   CHECK(house.jobs.queue().PlaceOf(*house.jobs.Find(later)) == 3);
   house.End();
   CHECK(house.jobs.CheckInvariants().ok());
+}
+
+TEST_CASE("of many users a decision looks at those who stand in front") {
+  Fixture house;
+  house.options.share_label = "user";
+  std::vector<JobState*> all;
+  for (int i = 0; i < 2000; ++i) all.push_back(&house.Queued(0, std::to_string(i)));
+  JobState& second = house.Queued(0, "1999");
+  std::vector<std::string> seen = house.Seen();
+  CHECK(seen.size() == 256);
+  CHECK(seen.front() == all[0]->name());
+  CHECK(house.jobs.queue().Beyond(*all[0]) == 0);
+  CHECK(house.jobs.queue().Beyond(*all[1999]) == 256);
+  CHECK(house.jobs.queue().Beyond(second) == 256);
+  // As fair share has them: the last first.
+  std::vector<JobState*> order = {all.rbegin(), all.rend()};
+  order.push_back(&second);
+  house.jobs.Arrange(order);
+  seen = house.Seen();
+  CHECK(seen.size() == 256);
+  CHECK(seen.front() == all[1744]->name());
+  CHECK(house.jobs.queue().Beyond(*all[1999]) == 0);
+  CHECK(house.jobs.queue().Beyond(second) == 256);  // behind its user's first
+  CHECK(house.jobs.queue().Beyond(*all[0]) == 256);
+  house.End();
+  CHECK(house.jobs.CheckInvariants().ok());
+  // Few users have more of each looked at.
+  for (size_t i = 4; i < 2000; ++i) house.jobs.Transition(*all[i], Job::PREPARING, "joins");
+  house.jobs.Transition(second, Job::PREPARING, "joins");
+  for (int i = 0; i < 100; ++i) house.Queued(0, "0");
+  CHECK(house.Seen().size() == 64 + 3);
+}
+
+TEST_CASE("thousands of lengths are few shapes") {
+  Fixture house;
+  for (int i = 0; i < 3000; ++i) house.Queued(0, "", 1000 + i);
+  CHECK(house.Seen().size() <= 1024);
+  CHECK(house.Seen().size() >= 512);
+  JobState& longest = house.Queued(0, "", 100'000);
+  CHECK(std::ranges::count(house.Seen(), longest.name()) == 1);
+  JobState& shortest = house.Queued(0, "", 1);
+  CHECK(std::ranges::count(house.Seen(), shortest.name()) == 1);
 }
 
 TEST_CASE("who is on its way to another group while its slot comes is sent there once") {

@@ -34,19 +34,25 @@ class Chooser {
     // A suspect had better not be where others already are.
     if (job_.job->company_max > 0) {
       WeighIdle();
-      if (!best_) WeighGroups();
+      if (!best_) WeighGroups("");
       return best_;
     }
-    WeighGroups();
+    if (!job_.job->to.empty()) {
+      WeighGroups(job_.job->to);
+      if (best_) return best_;
+    }
+    WeighGroups("");
     WeighIdle();
     if (best_ && best_->group) WeighEmpty();
     return best_;
   }
 
  private:
-  void WeighGroups() {
+  // All, or the one of that name.
+  void WeighGroups(std::string_view name) {
     for (size_t g = 0; g < round_.groups.size(); ++g) {
       const GroupState& group = round_.groups[g];
+      if (!name.empty() && group.name != name) continue;
       if (!group.open || group.base != round_.sizes.of(job_.job_class).base || group.full() ||
           !Mix(group, *job_.job)) {
         continue;

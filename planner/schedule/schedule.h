@@ -23,6 +23,8 @@ namespace lorad::planner {
 //   base model, a GPU before a CPU, the larger budget, the first name. Unknown times are equal on
 //   all devices and have no constant part, and unknown steps and tokens are equal, so without them
 //   it takes an idle worker, and where none is left the group with the fewest tokens or jobs;
+// - but goes where it was re-placed to, if it has left its group for that and still can (for what it
+//   left is for the job that it made room for);
 // - but takes no idle worker that a base model without a group has more need of (jobs of it, of the
 //   same priority, are behind in the queue and would have no worker left) while it can join a
 //   group, or take another; nor, where times are unknown, joins a group that is being formed in

@@ -126,6 +126,9 @@ struct QueuedJob {
   EvaluationWork evaluations = {};
   // Its base model is to be on so many workers; 0: on one, or where it fits none, on the fewest.
   int32_t stages = 0;
+  // It has left its group for this one (kReplace): it goes there if it can, for what it left may be
+  // for another by now.
+  std::string to = {};
 };
 
 // Settings that change decisions beyond priority, arrival, memory and time; the defaults suit a

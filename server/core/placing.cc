@@ -64,6 +64,7 @@ planner::QueuedJob Core::State::Queued(const JobState& job) const {
   queued.remaining_steps = RemainingSteps(content, queued.evaluations);
   queued.company_max = job.record.company_max();
   queued.alone = job.record.alone();
+  queued.to = job.goes_to;
   return queued;
 }
 

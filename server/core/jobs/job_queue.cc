@@ -68,6 +68,7 @@ void JobQueue::Leave(JobState& job) {
   Withhold(job);
   LosePlace(job);
   job.resumes = false;
+  job.goes_to.clear();
   job.why.clear();
 }
 

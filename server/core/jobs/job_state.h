@@ -69,6 +69,7 @@ struct JobState {
   std::optional<int64_t> moved_us;  // when it was moved last
   std::string moves_to;             // the group, while it leaves its own for that
   bool sent_elsewhere = false;      // to another group before it ran in its own
+  std::string goes_to;              // the group, while it is queued on its way there
   bool reads_rows = false;          // queued, while its tokens are made again
   bool reads_content = false;       // queued, while what it starts from is read
   std::string why;

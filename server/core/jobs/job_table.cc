@@ -250,6 +250,7 @@ void JobTable::Unplace(JobState& job, const std::string& message, bool resumes) 
   FallBack(job);
   const bool pauses = job.state() == v1::Job::PAUSING;
   job.resumes = resumes && !pauses;
+  if (job.resumes) job.goes_to = job.moves_to;
   Transition(job, pauses ? v1::Job::PAUSED : v1::Job::QUEUED, message);
 }
 

@@ -257,6 +257,20 @@ TEST_CASE("Fair share takes one after another") {
   }
 }
 
+TEST_CASE("A job that was re-placed goes where it was sent, not back into the group that it left") {
+  const int64_t big = int64_t{8} << 30;
+  ClusterView view = View({Group("g", "m", big, {}), Group("h", "m", big, {{"b"}})}, {});
+  QueuedJob moved = Job("a", 0, 0, "", 64, 1);
+  moved.resumes = true;
+  view.queue = {moved, Other(Job("x", 0))};
+  // x had g's worker but for a.
+  CHECK(Text(view).starts_with("admit g: a\n"));
+  view.queue[0].to = "h";
+  CHECK(Text(view) == "admit h: a\ndissolve #1 g: x\n");
+  view.queue[0].to = "gone";
+  CHECK(Text(view).starts_with("admit g: a\n"));
+}
+
 TEST_CASE("As many jobs as still help") {
   // 10 ms and 0.01 ms a token: 200 tokens take 12 ms, 400 take 14, 1024 take 20.24.
   const TimeCoefficients times{10, 0.01, 0};

@@ -102,7 +102,9 @@ void JobQueue::LosePlace(JobState& job) {
 }
 
 void JobQueue::Arrange(std::vector<JobState*> order) {
-  for (const auto& [key, job] : queue_) job->place = 0;
+  if (order.size() < queue_.size()) {
+    for (const auto& [key, job] : queue_) job->place = 0;
+  }
   order_ = std::move(order);
   for (JobState* job : order_) job->place = 1;  // which one is counted when it is asked for
   places_known_ = false;
@@ -110,16 +112,18 @@ void JobQueue::Arrange(std::vector<JobState*> order) {
 
 void JobQueue::CountPlaces() const {
   if (places_known_) return;
-  std::vector<JobState*> order;
-  order.reserve(queue_.size());
-  auto next = order_.begin();
-  for (const auto& [key, job] : queue_) {
-    if (job->place > 0) continue;
-    while (next != order_.end() && KeyOf(**next) < key) order.push_back(*next++);
-    order.push_back(job);
+  if (order_.size() < queue_.size()) {  // who has no place comes between the others
+    std::vector<JobState*> order;
+    order.reserve(queue_.size());
+    auto next = order_.begin();
+    for (const auto& [key, job] : queue_) {
+      if (job->place > 0) continue;
+      while (next != order_.end() && KeyOf(**next) < key) order.push_back(*next++);
+      order.push_back(job);
+    }
+    order.insert(order.end(), next, order_.end());
+    order_ = std::move(order);
   }
-  order.insert(order.end(), next, order_.end());
-  order_ = std::move(order);
   int place = 0;
   for (JobState* job : order_) job->place = ++place;
   places_known_ = true;

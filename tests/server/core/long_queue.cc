@@ -27,7 +27,7 @@ struct Crowd {
   explicit Crowd(int workers = 1, int users = 1) : users(users) {
     std::vector<Effect> effects;
     CoreOptions options;
-    options.share_label = "user";
+    if (users > 1) options.share_label = "user";
     options.policy.fair_share = users > 1;
     auto made =
         Core::Create(options, bench::HouseOf(bench::TypicalJob()), {now_us, now_us}, &effects);
@@ -36,7 +36,7 @@ struct Crowd {
     for (int i = 0; i < kJobs; ++i) {
       CreateJob create;
       create.job = JobOf(i);
-      (*create.job.mutable_labels())["user"] = absl::StrCat(i % users);
+      if (users > 1) (*create.job.mutable_labels())["user"] = absl::StrCat(i % users);
       create.random = static_cast<uint64_t>(i);
       Apply(Requested{1, std::move(create)});
     }

@@ -32,7 +32,7 @@
 
 namespace lorad::planner {
 
-inline constexpr size_t kLeaversMax = 500;
+inline constexpr size_t kLeaversMax = 100;
 
 // Seconds from the view's moment.
 struct Foreseen {

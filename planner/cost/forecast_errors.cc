@@ -6,8 +6,9 @@
 namespace lorad::planner {
 namespace {
 
-constexpr double kOutside = 0.05;  // at each end
-constexpr double kErrorMax = 40;   // a second for the age of the universe
+constexpr double kOutside = 0.1;  // of moments, at both ends together
+constexpr double kAdaption = 0.05;
+constexpr double kErrorMax = 40;  // a second for the age of the universe
 
 }  // namespace
 
@@ -23,19 +24,27 @@ void ForecastErrors::Observe(double forecast_s, double actual_s, bool inside) {
   Sum();
 }
 
+double ForecastErrors::OutsideShare() const {
+  double share = kOutside;
+  for (const Seen& seen : seen_) {
+    share = std::min(kOutside, share + kAdaption * (kOutside - (seen.inside ? 0 : 1)));
+  }
+  return std::max(share, 0.0);
+}
+
 void ForecastErrors::Sum() {
   std::vector<double> errors;
   for (const Seen& seen : seen_) errors.push_back(seen.error);
   std::ranges::sort(errors);
-  const auto k = static_cast<size_t>(kOutside * static_cast<double>(errors.size() + 1));
+  const auto k = static_cast<size_t>(OutsideShare() / 2 * static_cast<double>(errors.size() + 1));
   double low = errors.empty() ? 0 : errors[std::max<size_t>(k, 1) - 1];
   double high = errors.empty() ? 0 : errors[errors.size() - std::max<size_t>(k, 1)];
   if (k == 0) {
     low = std::min(low, -std::log(kFactorAtFirst));
     high = std::max(high, std::log(kFactorAtFirst));
   }
-  factor_low_ = std::exp(low);
-  factor_high_ = std::exp(high);
+  factor_low_ = std::exp(std::min(low, 0.0));
+  factor_high_ = std::exp(std::max(high, 0.0));
 }
 
 double ForecastErrors::mean_error() const {

@@ -4,11 +4,19 @@
 //   e = log((a + s) / (p + s)),   s = kGrainSeconds,
 // so that of short times seconds count, and of long ones their share. With e_(1) <= .. <= e_(n) the
 // newest kKept errors, the next forecast has the interval
-//   [(p + s) exp(e_(k)) - s, (p + s) exp(e_(n + 1 - k)) - s],   k = floor(0.05 (n + 1)),
-// not below 0, which holds the moment nine times in ten or more if the next error is like these:
-// split conformal prediction (Lei et al., "Distribution-free predictive inference for regression",
-// 2018, section 2). While k would be 0 nobody can know: then e_(1) and e_(n), or a factor of
-// kFactorAtFirst either way, whichever is wider.
+//   [(p + s) exp(min(e_(k), 0)) - s, (p + s) exp(max(e_(n + 1 - k), 0)) - s],
+//   k = floor(a / 2 (n + 1)),
+// not below 0. With a = 0.1 it holds the moment nine times in ten or more if the next error is like
+// these: split conformal prediction (Lei et al., "Distribution-free predictive inference for
+// regression", 2018, section 2). It holds p itself, also where all errors went one way. Where k is 0
+// nobody can know: then e_(1) and e_(n), or a factor of kFactorAtFirst either way, whichever is
+// wider.
+//
+// Loads change, and then the next error is not like these. So each of those kept, from the oldest
+// on, moves the share that may lie outside,
+//   a <- min(0.1, a + 0.05 (0.1 - (1 if it lay outside, else 0))),
+// from 0.1: adaptive conformal inference (Gibbs and Candes, "Adaptive conformal inference under
+// distribution shift", 2021, section 2), but never more than 0.1.
 #pragma once
 
 #include <cstddef>
@@ -53,6 +61,7 @@ class ForecastErrors {
     bool inside = false;
   };
   void Sum();
+  double OutsideShare() const;
 
   std::deque<Seen> seen_;  // oldest first
   double factor_low_ = 1 / kFactorAtFirst, factor_high_ = kFactorAtFirst;

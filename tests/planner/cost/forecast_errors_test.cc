@@ -62,7 +62,9 @@ TEST_CASE("Nine in ten lie inside, whatever the bias and the spread") {
         }
         INFO(median << " " << spread << " " << length << ": " << inside);
         CHECK(inside >= 360 - 3 * 6);  // three standard deviations of the draw
-        CHECK(inside <= 360 + 3 * 6 + 400 / (length + 1));
+        // Errors that all go one way leave out at the far end alone: the point is in it.
+        const int one_way = median == 1 || spread > 0.5 ? 0 : 20;
+        CHECK(inside <= 360 + one_way + 3 * 6 + 400 / (length + 1));
       }
     }
   }
@@ -71,13 +73,51 @@ TEST_CASE("Nine in ten lie inside, whatever the bias and the spread") {
 TEST_CASE("What is long past is forgotten") {
   ForecastErrors errors;
   for (size_t i = 0; i < ForecastErrors::kKept; ++i) errors.Observe(100, 1000, false);
-  CHECK(errors.IntervalOf(100).earliest_s > 900);
+  CHECK(errors.IntervalOf(100).latest_s > 900);
   CHECK(errors.share_inside() == 0);
   for (size_t i = 0; i < ForecastErrors::kKept; ++i) errors.Observe(100, 100, true);
+  CHECK(errors.IntervalOf(100).earliest_s == Approx(100));
   CHECK(errors.IntervalOf(100).latest_s == Approx(100));
   CHECK(errors.share_inside() == 1);
   CHECK(errors.mean_error() == Approx(0));
   CHECK(errors.observations() == ForecastErrors::kKept);
+}
+
+TEST_CASE("An interval holds its own forecast, also where all errors went one way") {
+  for (const double actual_s : {40.0, 250.0}) {
+    ForecastErrors errors;
+    for (int i = 0; i < 60; ++i) errors.Observe(100, actual_s + i % 5, true);
+    CHECK(IsInside(errors.IntervalOf(100), 100));
+    CHECK(IsInside(errors.IntervalOf(100), actual_s + 2));
+    CHECK_FALSE(IsInside(errors.IntervalOf(100), 100 * 100 / actual_s));  // it goes that way alone
+  }
+}
+
+// Jobs come in batches, each of which is off by a factor of its own, as on machines whose other
+// work changes, and have their forecasts before one of their batch has ended. Of 60 such stores the
+// mean share inside; without adaption 0.66, and 0.79 in the long run.
+TEST_CASE("Where errors change their kind, misses widen the intervals until nine in ten hold") {
+  const auto share = [](int batches) {
+    int inside = 0;
+    for (uint32_t seed = 0; seed < 60; ++seed) {
+      std::mt19937 random(seed);
+      std::lognormal_distribution<> of_batch(0, 0.3);
+      ForecastErrors errors;
+      for (int batch = 0; batch < batches; ++batch) {
+        const double median = of_batch(random);
+        const ForecastInterval interval = errors.IntervalOf(100);
+        for (int i = 0; i < 27; ++i) {
+          const double actual_s = Draw(&random, 100, median, 0.1);
+          errors.Observe(100, actual_s, IsInside(interval, actual_s));
+          inside += IsInside(interval, actual_s);
+        }
+      }
+    }
+    return inside / (60 * 27.0 * batches);
+  };
+  CHECK(share(5) > 0.8);
+  CHECK(share(40) > 0.88);
+  CHECK(share(40) < 0.95);
 }
 
 TEST_CASE("The mean error is a share") {

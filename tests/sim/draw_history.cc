@@ -224,6 +224,26 @@ void DrawBesieged(std::mt19937_64& random, History* history) {
   }
 }
 
+// Two or three slow workers, nothing goes wrong, and whoever waits may soon take the place of who
+// has run for a second or some.
+void DrawJostling(std::mt19937_64& random, History* history) {
+  const int workers = Draw(random, 2, 3);
+  history->site.machines.clear();
+  for (int i = 0; i < workers; ++i) {
+    history->site.machines.push_back({.worker = absl::StrCat("worker-", i), .order_us = 400'000});
+  }
+  planner::SchedulePolicy& policy = history->site.core.policy;
+  policy.minimum_run_s = Draw(random, 1, 3);
+  policy.points_per_hour = 3600;
+  policy.points_max = 100;
+  policy.fair_share = random() % 3 == 0;
+  history->rates.owns = 0.1 * Draw(random, 1, 5);
+  for (int i = workers + Draw(random, 1, 6); i > 0; --i) {
+    const int64_t at_us = static_cast<int64_t>(random() % 20'000'000);
+    history->happenings.push_back({0, at_us, kJobKind, random(), random() >> 1});
+  }
+}
+
 int KindOf(std::string_view name) {
   for (int kind = 0; kind < CountKinds(); ++kind) {
     if (name == NameOfKind(kind)) return kind;
@@ -281,6 +301,11 @@ History DrawHistory(uint64_t seed) {
   }
   if (seed % kBesiegedEvery == 53) {
     DrawBesieged(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kJostlingEvery == 41) {
+    DrawJostling(random, &history);
     Number(history.happenings);
     return history;
   }

@@ -325,6 +325,7 @@ bool Site::Post(decltype(server::Event::content) content) {
   }
   if (const auto* gone = std::get_if<WorkerGone>(&content)) {
     groups_.StreamEnded(gone->connection, awake_us());
+    ++streams_ended_;
   }
   return process_->mailbox.Post(std::move(content));
 }

@@ -208,6 +208,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void CheckWatched();
   void CheckToldChange(const server::RevisionLog::Revision& revision);
   void CheckDeparture(const v1::Job& before, const v1::Job& job);
+  void CheckRoomMade(const std::string& leaver, const std::string& why);
   void CheckJob(const v1::Job& job);
 
   // CoordinatorSide.
@@ -244,15 +245,18 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t deaths_ = 0;
   int64_t failed_starts_ = 0;
   int64_t closings_ = 0;
+  int64_t streams_ended_ = 0;  // of workers
   int64_t windows_sent_again_ = 0;
   int64_t next_upload_ = 1;
   std::map<uint64_t, OnReply> replies_;
   uint64_t next_request_ = 1;
   uint64_t next_connection_ = 1;
-  int64_t watched_ = 0;                               // the newest revision that a watcher has seen
-  std::map<std::string, v1::Job> followed_;           // by that watcher, as it saw them last
-  std::map<int64_t, Told> seen_;                      // by that watcher
-  std::map<std::string, int64_t> came_us_;            // jobs, likewise
+  int64_t watched_ = 0;                      // the newest revision that a watcher has seen
+  std::map<std::string, v1::Job> followed_;  // by that watcher, as it saw them last
+  std::map<int64_t, Told> seen_;             // by that watcher
+  std::map<std::string, int64_t> came_us_;   // jobs, likewise
+  // By a job that waits, and one that left its group to make room for it: how often it did.
+  std::map<std::string, std::map<std::string, int64_t>> room_made_;
   std::vector<int64_t> succeeded_us_;                 // when those came that have
   bool has_missed_ = false;                           // that watcher, and it was told so
   int64_t idle_us_ = 0;                               // the loop had done all that had come

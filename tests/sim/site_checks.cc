@@ -86,6 +86,7 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
     succeeded_us_.push_back(came_us);
   }
   orders_.Told(message.job());
+  if (message.job().state() != v1::Job::QUEUED) room_made_.erase(revision.job);
   followed_[revision.job] = message.job();
 }
 
@@ -107,6 +108,23 @@ void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
                        why.starts_with("paused by ") || why.ends_with("a new driver");
   INFO(why << ": it had done " << before.step() << " steps, now " << job.ShortDebugString());
   if (departs) REQUIRE(job.step() >= before.step());
+  CheckRoomMade(job.name(), why);
+}
+
+// Others leave their groups for a job so that it begins. Some come before it once or twice, or a
+// worker is lost again that it was to have; but they do not leave again and again.
+void Site::CheckRoomMade(const std::string& leaver, const std::string& why) {
+  constexpr int64_t kTimes = 3;
+  const bool evicted = why.starts_with("evicted from ");
+  const size_t end = evicted ? why.find(" for ") : why.find(": it makes room for ");
+  if (end == std::string::npos) return;
+  const std::string waits = why.substr(why.rfind(' ') + 1);
+  const auto it = followed_.find(waits);
+  if (it == followed_.end() || it->second.state() != v1::Job::QUEUED) return;
+  const int64_t times = ++room_made_[waits][leaver];
+  INFO("job " << leaver << " makes room for job " << waits << " " << times
+              << " times, and it has not begun: " << it->second.ShortDebugString());
+  REQUIRE(times <= kTimes + deaths_ + closings_ + streams_ended_);
 }
 
 bool Site::MayBeGone(int64_t revision) const {

@@ -252,7 +252,7 @@ class Simulation {
       const RunningJob& running = place.trainees[m]->running;
       if (place.group.members[m].running == nullptr || running.leaving) continue;
       const double had_its_time_s =
-          place.trainees[m]->began_s + static_cast<double>(policy.minimum_run_s);
+          place.trainees[m]->began_s + static_cast<double>(policy.MinimumRun());
       if (running.priority > queued.priority) continue;
       const bool is_equal = running.priority == queued.priority;
       const double may_s = is_equal ? std::max({settled_s, aged_s, had_its_time_s}) : settled_s;

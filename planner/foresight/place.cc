@@ -78,7 +78,8 @@ void Place::Take(const GroupState& of_view) {
     auto trainee = std::make_unique<Trainee>();
     if (member.running != nullptr) trainee->running = *member.running;
     trainee->running.coming = false;
-    trainee->began_s = -static_cast<double>(trainee->running.running_s);
+    const int64_t running_s = trainee->running.running_s;
+    trainee->began_s = running_s > 0 ? -static_cast<double>(running_s) : now_s;
     if (trainee->running.moved_s != kNeverMoved) {
       trainee->moved_at_s = -static_cast<double>(trainee->running.moved_s);
     }

@@ -60,7 +60,11 @@ void Site::AddTo(GroupView& view, size_t job, bool coming) const {
   RunningJob& running = view.running.emplace_back();
   running.priority = content.priority;
   running.arrival = state.arrival;
-  running.running_s = coming ? 0 : SecondsSince(state.since_s);
+  const bool trains = !coming && state.steps_then - state.steps_left >= 1;
+  if (trains) {
+    const double formed_s = workers_[state.worker].group->forms_s;
+    running.running_s = SecondsSince(std::max(state.since_s, formed_s));
+  }
   running.longest_sequence = content.longest_sequence;
   running.step_tokens = content.step_tokens;
   running.remaining_steps = StepsLeft(job);

@@ -114,7 +114,7 @@ class Chooser {
     for (size_t m = 0; m < groups_[g]->members.size(); ++m) {
       const RunningJob* running = groups_[g]->members[m].running;
       if (running == nullptr || running->leaving || running->coming) continue;
-      const bool had_its_time = running->running_s >= view_.policy.minimum_run_s;
+      const bool had_its_time = running->running_s >= view_.policy.MinimumRun();
       Candidate candidate{.member = m};
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1);

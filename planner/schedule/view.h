@@ -1,6 +1,7 @@
 // What the scheduling policy sees and what it decides: plain values (schedule.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -60,7 +61,7 @@ inline constexpr int64_t kNeverMoved = std::numeric_limits<int64_t>::max();
 struct RunningJob {
   int32_t priority = 0;
   int64_t arrival = 0;
-  int64_t running_s = 0;  // since it was admitted last
+  int64_t running_s = 0;  // since its first step there; 0 before it is done
   int64_t longest_sequence = 0;
   int64_t step_tokens = 0;  // of one of its steps
   std::string label_group = {};
@@ -140,6 +141,9 @@ struct SchedulePolicy {
   // however long that has waited. A job that was moved less than this ago is not moved again, and a
   // group that was formed less than this ago is not formed again to have longer microbatches.
   int64_t minimum_run_s = 900;
+  // Seconds, of RunningJob::running_s. One that has done no step since it was admitted has not had
+  // its time, else jobs whose base models take longer to load than that would change places for ever.
+  int64_t MinimumRun() const { return std::max<int64_t>(minimum_run_s, 1); }
   // A waiting job gains so many points an hour, up to the most. Points order jobs of one static
   // priority, ties by arrival; and one point lets a job take the place of one of equal priority
   // that has had its minimum run time. No points ever lift a job over a higher priority, nor let it

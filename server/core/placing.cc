@@ -94,7 +94,8 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   planner::RunningJob running;
   running.priority = job.job().priority();
   running.arrival = job.record.order();
-  running.running_s = SecondsSince(job.since_us);
+  const bool trains = job.trains_since_us > 0;
+  if (trains) running.running_s = SecondsSince(job.trains_since_us);
   running.longest_sequence = job.record.longest_tokens();
   running.step_tokens = StepTokens(job.job());
   running.evaluations = EvaluationsLeft(job, options_.evaluate_sequences);
@@ -103,7 +104,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.label_group = options_.LabelGroup(job.job().labels());
   running.company_max = job.record.company_max();
   running.alone = job.record.alone();
-  if (job.moved_us) running.moved_s = SecondsSince(*job.moved_us);
+  if (job.moved_us) running.moved_s = trains ? SecondsSince(*job.moved_us) : 0;
   return running;
 }
 

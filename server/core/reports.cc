@@ -292,6 +292,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   const bool counts = job && (IsPlaced(job->state()) || job->state() == v1::Job::CANCELLING);
   if (found == group.members.end() || !counts) return;
   found->second.done_step = done.step();
+  if (job->trains_since_us == 0) job->trains_since_us = turn_.now_us();
   auto& lines = found->second.lines;
   lines.erase(lines.begin(), lines.upper_bound(done.step()));
   found->second.save_us = turn_.now_us();

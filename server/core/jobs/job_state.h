@@ -66,6 +66,7 @@ struct JobState {
   planner::AdapterShape adapter;    // job().adapter(), known once it has been queued
   bool resumes = false;             // queued, and before those that have not begun
   int64_t since_us = 0;             // in the queue, or in its group
+  int64_t trains_since_us = 0;      // its first step in its group; 0: none is done there
   std::optional<int64_t> moved_us;  // when it was moved last
   std::string moves_to;             // the group, while it leaves its own for that
   bool sent_elsewhere = false;      // to another group before it ran in its own

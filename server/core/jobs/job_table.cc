@@ -192,7 +192,10 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.record.set_queued_wall_us(turn_.wall_us());
     queue_.Enter(job);
   }
-  if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.since_us = turn_.now_us();
+  if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) {
+    job.since_us = turn_.now_us();
+    job.trains_since_us = 0;
+  }
   // One that was sent away before its slot was loaded runs for a moment on its way out.
   if (to != v1::Job::RUNNING) job.moves_to.clear();
   if (to == v1::Job::RUNNING && job.moves_to.empty()) job.sent_elsewhere = false;

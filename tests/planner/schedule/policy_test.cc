@@ -257,6 +257,15 @@ TEST_CASE("Fair share takes one after another") {
   }
 }
 
+TEST_CASE("One that has done no step in its place keeps it against equals, however short it is") {
+  ClusterView view =
+      View({Group("g", "m", int64_t{8} << 30, {{"a", 0, 0}})}, {Other(Job("x", 0, 9 * 3600))});
+  view.policy.minimum_run_s = 0;
+  CHECK(Text(view).starts_with("wait #1: x"));
+  view.groups[0].running[0].running_s = 1;
+  CHECK(Text(view).starts_with("evict g: a for x\n"));
+}
+
 TEST_CASE("A job that was re-placed goes where it was sent, not back into the group that it left") {
   const int64_t big = int64_t{8} << 30;
   ClusterView view = View({Group("g", "m", big, {}), Group("h", "m", big, {{"b"}})}, {});

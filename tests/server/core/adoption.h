@@ -56,11 +56,6 @@ inline std::optional<records::GroupRecord> RecordOfGroup(World& world) {
   return found;
 }
 
-inline int64_t CountEvents(World& world, const std::string& job, const std::string& reason) {
-  const auto events = world.Events(job);
-  return std::ranges::count(events, reason, [](const v1::Event& event) { return event.reason(); });
-}
-
 // It never was back in the queue.
 inline void CheckWentOn(World& world, const std::string& job) {
   const std::vector<State> states = StatesOf(world, job);

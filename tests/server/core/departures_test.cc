@@ -277,6 +277,25 @@ TEST_CASE("a job of higher priority takes a place; the victim is saved first and
   world->CheckInvariants();
 }
 
+TEST_CASE("jobs whose base models take longer to load than the minimum run still train by turns") {
+  WorldOptions options;
+  options.delay_us_max = 2'000'000;  // of each message: steps and loads take seconds
+  options.core.policy.minimum_run_s = GENERATE(0, 1);
+  options.core.policy.points_per_hour = 3600;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = World::NewJob();
+  const std::string first = world->Submit(content);
+  content.set_base_model("m2");
+  const std::string second = world->Submit(content);
+  world->RunUntilState(first, Job::SUCCEEDED);
+  world->RunUntilState(second, Job::SUCCEEDED);
+  CHECK(CountEvents(*world, first, "EVICTED") + CountEvents(*world, second, "EVICTED") > 0);
+  CHECK(CountEvents(*world, first, "EVICTED") <= world->Job(first).total_steps());
+  CHECK(CountEvents(*world, second, "EVICTED") <= world->Job(second).total_steps());
+  world->CheckInvariants();
+}
+
 TEST_CASE("what a job has waited counts on after a crash") {
   WorldOptions options = RoomForTwo();
   options.delay_us_max = 20'000;  // so that steps take time

@@ -46,11 +46,13 @@ inline std::vector<State> StatesOf(World& world, const std::string& job) {
   return states;
 }
 
+inline int64_t CountEvents(World& world, const std::string& job, const std::string& reason) {
+  const auto events = world.Events(job);
+  return std::ranges::count(events, reason, [](const v1::Event& event) { return event.reason(); });
+}
+
 inline bool HasEvent(World& world, const std::string& job, const std::string& reason) {
-  for (const v1::Event& event : world.Events(job)) {
-    if (event.reason() == reason) return true;
-  }
-  return false;
+  return CountEvents(world, job, reason) > 0;
 }
 
 // A process of that name that says nothing more (World::Connect).

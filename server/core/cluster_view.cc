@@ -101,7 +101,8 @@ v1::ClusterStatus Core::State::ViewCluster() {
     }
     view.set_capacity_tokens(static_cast<int32_t>(group.shape.capacity_tokens));
     view.set_recomputation(ToProto(group.shape.recomputation));
-    if (const planner::MemoryFit* fit = cluster_.fits().MemoryOf(group.base_model)) {
+    if (const planner::MemoryFit* fit =
+            cluster_.fits().MemoryOf(group.base_model, WorkerOf(group.first()))) {
       const double error = fit->mean_error();
       view.set_memory_peaks(fit->observations());
       view.set_memory_prediction_error(std::isnan(error) ? 0 : error);

@@ -20,7 +20,10 @@ std::string TimesKey(const std::string& base_model, const std::string& device, i
 std::string LoadKeyText(const std::string& base_model, const std::string& device) {
   return absl::StrCat("load/", base_model, "/", device);
 }
-std::string MemoryKey(const std::string& base_model) { return absl::StrCat("memory/", base_model); }
+// Of older versions without a device: found by nobody, and removed with the base model.
+std::string MemoryKey(const std::string& base_model, const std::string& device) {
+  return absl::StrCat("memory/", base_model, device.empty() ? "" : "/", device);
+}
 constexpr char kForecastsKey[] = "forecasts";
 
 }  // namespace
@@ -45,7 +48,7 @@ absl::Status Fits::Load(const std::vector<std::pair<std::string, std::string>>& 
       stored_times_[key] = std::move(record);
     } else {
       planner::MemoryFit fit;
-      if (fit.SetSums(Of(record.memory()))) memory_[record.base_model()] = fit;
+      if (fit.SetSums(Of(record.memory()))) memory_[{record.base_model(), record.device()}] = fit;
     }
   }
   return absl::OkStatus();
@@ -114,7 +117,7 @@ const planner::TimeModel* Fits::Nearest(const std::string& base_model, const std
 // ---- forming a group ----
 
 void Fits::ObserveLoad(const std::string& base_model, const WorkerState& worker, double seconds) {
-  const LoadKey key(base_model, DeviceKeyOf(&worker));
+  const DeviceKey key(base_model, DeviceKeyOf(&worker));
   load_s_[key] = seconds;
   changed_loads_.insert(key);
 }
@@ -130,16 +133,18 @@ double Fits::LoadSeconds(const std::string& base_model, const planner::ModelShap
 
 // ---- memory ----
 
-const planner::MemoryFit& Fits::Observe(const std::string& base_model,
+const planner::MemoryFit& Fits::Observe(const std::string& base_model, const WorkerState& worker,
                                         const planner::MemoryFit::Peak& peak) {
-  planner::MemoryFit& fit = memory_[base_model];
+  const DeviceKey key(base_model, DeviceKeyOf(&worker));
+  planner::MemoryFit& fit = memory_[key];
   fit.Observe(peak);
-  changed_memory_.insert(base_model);
+  changed_memory_.insert(key);
   return fit;
 }
 
-const planner::MemoryFit* Fits::MemoryOf(const std::string& base_model) const {
-  const auto found = memory_.find(base_model);
+const planner::MemoryFit* Fits::MemoryOf(const std::string& base_model,
+                                         const WorkerState& worker) const {
+  const auto found = memory_.find({base_model, DeviceKeyOf(&worker)});
   return found == memory_.end() ? nullptr : &found->second;
 }
 
@@ -178,11 +183,13 @@ void Fits::Put() {
     turn_.Put(
         storage::PutRecord(kFitKind, LoadKeyText(base_model, device), record.SerializeAsString()));
   }
-  for (const std::string& base_model : std::exchange(changed_memory_, {})) {
+  for (const auto& [base_model, device] : std::exchange(changed_memory_, {})) {
     records::FitRecord record;
     record.set_base_model(base_model);
-    for (const double sum : memory_.at(base_model).sums()) record.add_memory(sum);
-    turn_.Put(storage::PutRecord(kFitKind, MemoryKey(base_model), record.SerializeAsString()));
+    record.set_device(device);
+    for (const double sum : memory_.at({base_model, device}).sums()) record.add_memory(sum);
+    turn_.Put(
+        storage::PutRecord(kFitKind, MemoryKey(base_model, device), record.SerializeAsString()));
   }
   if (std::exchange(changed_forecasts_, false)) {
     records::FitRecord record;
@@ -207,11 +214,13 @@ void Fits::Forget(const std::string& base_model) {
     turn_.Put(storage::DeleteRecord(kFitKind, LoadKeyText(base_model, entry.first.second)));
     return true;
   });
-  std::erase_if(changed_loads_, [&](const LoadKey& key) { return key.first == base_model; });
-  if (memory_.erase(base_model) > 0) {
-    turn_.Put(storage::DeleteRecord(kFitKind, MemoryKey(base_model)));
-  }
-  changed_memory_.erase(base_model);
+  std::erase_if(changed_loads_, [&](const DeviceKey& key) { return key.first == base_model; });
+  std::erase_if(memory_, [&](const auto& entry) {
+    if (entry.first.first != base_model) return false;
+    turn_.Put(storage::DeleteRecord(kFitKind, MemoryKey(base_model, entry.first.second)));
+    return true;
+  });
+  std::erase_if(changed_memory_, [&](const DeviceKey& key) { return key.first == base_model; });
 }
 
 }  // namespace lorad::server

@@ -1,6 +1,6 @@
 // What was learned of workers: the time of microbatches, by base model, device, numerics id and
-// length of a microbatch; the time that forming a group takes, by base model and device; the memory
-// beyond what is counted, by base model; and how true forecasts were (planner/cost/time.h,
+// length of a microbatch; the time that forming a group takes and the memory beyond what is counted,
+// by base model and device with its numerics id; and how true forecasts were (planner/cost/time.h,
 // memory_fit.h, forecast_errors.h). Kept over starts.
 //
 // Invariants: a fit is found by what it was learned of; what has changed since it was put into the
@@ -56,10 +56,11 @@ class Fits {
   static constexpr double kLoadBytesPerSecond = 1e9;
 
   // ---- memory ----
-  const planner::MemoryFit& Observe(const std::string& base_model,
+  const planner::MemoryFit& Observe(const std::string& base_model, const WorkerState& worker,
                                     const planner::MemoryFit::Peak& peak);
-  // Null where nothing is known of that base model.
-  const planner::MemoryFit* MemoryOf(const std::string& base_model) const;
+  // Null where nothing is known of that base model on such a device.
+  const planner::MemoryFit* MemoryOf(const std::string& base_model,
+                                     const WorkerState& worker) const;
 
   // ---- forecasts ----
   const planner::ForecastErrors& starts() const { return starts_; }
@@ -81,12 +82,11 @@ class Fits {
   std::map<Key, planner::TimeModel> times_;
   std::map<Key, records::FitRecord>
       stored_times_;  // not taken up yet: its model's shape is known later
-  using LoadKey = std::pair<std::string, std::string>;  // base model, device
-  std::map<LoadKey, double> load_s_;
-  std::map<std::string, planner::MemoryFit> memory_;  // by base model
+  using DeviceKey = std::pair<std::string, std::string>;  // base model, device
+  std::map<DeviceKey, double> load_s_;
+  std::map<DeviceKey, planner::MemoryFit> memory_;
   std::set<Key> changed_times_;
-  std::set<LoadKey> changed_loads_;
-  std::set<std::string> changed_memory_;
+  std::set<DeviceKey> changed_loads_, changed_memory_;
   planner::ForecastErrors starts_, ends_;
   bool changed_forecasts_ = false;
 };

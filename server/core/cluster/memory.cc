@@ -20,10 +20,11 @@ void Cluster::KeepPeak(const GroupState& group) {
   }
   const int64_t tokens = group.shape.capacity_tokens;
   const planner::MemoryFit& fit =
-      fits_.Observe(group.base_model, {.counted_bytes = group.counted_bytes,
-                                       .tokens = tokens,
-                                       .squared_lengths = tokens * group.shape.longest_sequence,
-                                       .peak_bytes = worker.peak_bytes});
+      fits_.Observe(group.base_model, worker,
+                    {.counted_bytes = group.counted_bytes,
+                     .tokens = tokens,
+                     .squared_lengths = tokens * group.shape.longest_sequence,
+                     .peak_bytes = worker.peak_bytes});
   turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
                           group.counted_bytes, " counted; memory of '", group.base_model,
                           "': ", fit.ToText()));

@@ -172,7 +172,7 @@ TEST_CASE("what is learned of one device says nothing of another") {
   const planner::TimeModel& gpu = fits.TimesOf("m", {}, &worker, 1024);
   CHECK(&fits.TimesOf("m", {}, nullptr, 1024) != &gpu);
   CHECK(&fits.TimesOf("m", {}, &worker, 1024) == &gpu);
-  CHECK_FALSE(fits.MemoryOf("m"));
+  CHECK_FALSE(fits.MemoryOf("m", worker));
 }
 
 TEST_CASE("workers that share what they must not are noticed") {

@@ -78,10 +78,11 @@ TEST_CASE("they survive a start, to the bit") {
   Fits fits(turn);
   Learn(fits, worker, 1000);
   for (int64_t i = 1; i < 9; ++i) {
-    fits.Observe("m", planner::MemoryFit::Peak{.counted_bytes = 1000 * i,
-                                               .tokens = 10 * i,
-                                               .squared_lengths = i,
-                                               .peak_bytes = 1100 * i + 7});
+    fits.Observe("m", worker,
+                 planner::MemoryFit::Peak{.counted_bytes = 1000 * i,
+                                          .tokens = 10 * i,
+                                          .squared_lengths = i,
+                                          .peak_bytes = 1100 * i + 7});
   }
   fits.Put();
   const auto stored = Stored(turn);
@@ -95,13 +96,14 @@ TEST_CASE("they survive a start, to the bit") {
   CHECK(again.TimesOf("m", {}, &worker, 1000).ToText() ==
         fits.TimesOf("m", {}, &worker, 1000).ToText());
   CHECK(again.TimesOf("m", {}, &worker, 9000).is_measured());
-  CHECK(again.MemoryOf("m")->sums() == fits.MemoryOf("m")->sums());
+  CHECK(again.MemoryOf("m", worker)->sums() == fits.MemoryOf("m", worker)->sums());
+  CHECK_FALSE(again.MemoryOf("m", Device("slow")));
   again.Forget("m");
   const auto gone = Stored(next);
   for (const auto& [key, value] : stored) {
     CHECK(std::ranges::count(gone, std::pair(key, std::string())) == 1);
   }
-  CHECK_FALSE(again.MemoryOf("m"));
+  CHECK_FALSE(again.MemoryOf("m", worker));
   CHECK_FALSE(again.TimesOf("m", {}, &worker, 1000).is_measured());
 }
 

@@ -1,29 +1,78 @@
 #include "client/whole_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
 
 namespace lorad::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What its links lead to, which need not be there. REQUIRES: they have an end.
+fs::path Followed(fs::path file) {
+  std::error_code error;
+  while (fs::is_symlink(file, error)) {
+    const fs::path target = fs::read_symlink(file, error);
+    if (error) break;
+    file = file.parent_path() / target;  // an absolute one alone
+  }
+  return file;
+}
+
+// Into what is opened so; 0, or errno.
+int Write(const fs::path& file, int flags, const std::string& text) {
+  const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+  if (fd < 0) return errno;
+  int error = 0;
+  for (std::size_t at = 0; at < text.size() && error == 0;) {
+    const ssize_t written = write(fd, text.data() + at, text.size() - at);
+    if (written >= 0) {
+      at += static_cast<std::size_t>(written);
+    } else if (errno != EINTR) {
+      error = errno;
+    }
+  }
+  if (close(fd) != 0 && error == 0) error = errno;
+  return error;
+}
+
+// The file is replaced once its text is whole; 0, or errno.
+int Replace(const fs::path& file, const std::string& text) {
+  fs::path partial = file;
+  partial += ".partial";
+  unlink(partial.c_str());  // of one that was ended meanwhile
+  int error = Write(partial, O_CREAT | O_EXCL, text);
+  if (error == EEXIST) return error;  // not ours
+  if (error == 0 && rename(partial.c_str(), file.c_str()) != 0) error = errno;
+  if (error != 0) unlink(partial.c_str());
+  return error;
+}
+
+}  // namespace
 
 absl::Status WriteWhole(const std::string& file, const std::string& text) {
-  const std::string partial = file + ".partial";
-  errno = 0;
-  std::ofstream out(partial, std::ios::binary);
-  const bool opened = out.good();
-  out << text;
-  out.close();
-  std::error_code error(out.good() ? 0 : errno, std::generic_category());
-  if (out.good()) std::filesystem::rename(partial, file, error);
-  if (out.good() && !error) return absl::OkStatus();
-  const std::string why = error ? absl::StrCat(": ", error.message()) : "";
-  if (opened) std::filesystem::remove(partial, error);
+  std::error_code unknown;
+  const fs::file_status status = fs::status(file, unknown);
+  int error = 0;
+  if (!fs::status_known(status)) {  // a ring of links, or a folder that we may not look into
+    error = unknown.value();
+  } else if (fs::is_directory(status)) {
+    error = EISDIR;
+  } else if (fs::exists(status) && !fs::is_regular_file(status)) {
+    error = Write(file, 0, text);
+  } else {
+    error = Replace(Followed(file), text);
+  }
+  if (error == 0) return absl::OkStatus();
   return Error("FILE_UNWRITABLE",
-               absl::StrCat(file, " cannot be written", why,
+               absl::StrCat(file, " cannot be written: ", std::generic_category().message(error),
                             ": name a file in a folder that you may write to and that has room"));
 }
 

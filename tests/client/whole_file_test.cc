@@ -1,0 +1,113 @@
+// Files that commands write.
+#include "client/whole_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "client/calls/error.h"
+#include "tests/storage/temp_directory.h"
+
+namespace lorad::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string TextOf(const std::string& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_CASE("A file is made, and replaced whole") {
+  const storage::TempDirectory folder;
+  const std::string file = folder / "file";
+  REQUIRE(WriteWhole(file, "one").ok());
+  CHECK(TextOf(file) == "one");
+  const std::ifstream before(file);
+  REQUIRE(WriteWhole(file, "another").ok());
+  CHECK(TextOf(file) == "another");
+  // Who has it open reads on in what it was: it was replaced, not written over.
+  std::ostringstream read;
+  read << before.rdbuf();
+  CHECK(read.str() == "one");
+  CHECK_FALSE(fs::exists(file + ".partial"));
+}
+
+TEST_CASE("A link stays, and what it leads to is written") {
+  const storage::TempDirectory folder;
+  fs::create_directories(folder / "there");
+  const std::string target = folder / "there/target";
+  const bool is_there = GENERATE(true, false);
+  if (is_there) std::ofstream(target) << "old";
+  fs::create_symlink("there/target", folder / "second");  // from its folder
+  fs::create_symlink(folder / "second", folder / "first");
+  REQUIRE(WriteWhole(folder / "first", "new").ok());
+  CHECK(fs::is_symlink(folder / "first"));
+  CHECK(fs::is_symlink(folder / "second"));
+  CHECK_FALSE(fs::is_symlink(target));
+  CHECK(TextOf(target) == "new");
+}
+
+TEST_CASE("What stands at FILE.partial is not written through") {
+  const storage::TempDirectory folder;
+  std::ofstream(folder / "precious") << "old";
+  fs::create_symlink(folder / "precious", folder / "file.partial");
+  REQUIRE(WriteWhole(folder / "file", "new").ok());
+  CHECK(TextOf(folder / "file") == "new");
+  CHECK(TextOf(folder / "precious") == "old");
+}
+
+TEST_CASE("A pipe is written into") {
+  const storage::TempDirectory folder;
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  REQUIRE(reader >= 0);
+  REQUIRE(WriteWhole(pipe, "one").ok());
+  std::array<char, 16> bytes{};
+  CHECK(read(reader, bytes.data(), bytes.size()) == 3);
+  CHECK(std::string(bytes.data()) == "one");
+  close(reader);
+  CHECK(fs::is_fifo(pipe));
+}
+
+// Through links, so that a fault replaces these and not the machine's devices.
+TEST_CASE("A device is written into") {
+  const storage::TempDirectory folder;
+  for (const char* device : {"null", "full"}) {
+    fs::create_symlink(std::string("/dev/") + device, folder / device);
+  }
+  CHECK(WriteWhole(folder / "null", "text").ok());
+  const absl::Status full = WriteWhole(folder / "full", "text");
+  CHECK(ReasonOf(full) == "FILE_UNWRITABLE");
+  CHECK(full.message().find("No space left") != std::string::npos);
+  for (const char* device : {"null", "full"}) {
+    CHECK(fs::is_symlink(folder / device));
+    CHECK(fs::is_character_file(folder / device));
+  }
+}
+
+TEST_CASE("A folder, and a file that cannot be, are errors") {
+  const storage::TempDirectory folder;
+  fs::create_directories(folder / "is-there");
+  const absl::Status taken = WriteWhole(folder / "is-there", "text");
+  CHECK(ReasonOf(taken) == "FILE_UNWRITABLE");
+  CHECK(taken.message().find("is-there cannot be written: Is a directory") != std::string::npos);
+  CHECK(fs::is_empty(folder / "is-there"));
+  fs::create_symlink("loop", folder / "loop");
+  for (const std::string& nowhere : {folder / "not-there/file", folder / "loop", std::string()}) {
+    INFO(nowhere);
+    CHECK(ReasonOf(WriteWhole(nowhere, "text")) == "FILE_UNWRITABLE");
+  }
+  CHECK(fs::is_symlink(folder / "loop"));
+}
+
+}  // namespace
+}  // namespace lorad::client

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/synchronization/mutex.h"
 #include "logging/log.h"
+#include "planner/schedule/policy_limits.h"
 #include "server/auth_command.h"
 #include "server/errors/errors.h"
 #include "server/serve.h"
@@ -41,6 +42,7 @@ struct Arguments {
   AuthOptions auth;
 };
 
+// Help shows it as that of CLI::Range.
 CLI::Validator Between(double least, double most) {
   return CLI::Validator(
       [least, most](const std::string& text) {
@@ -48,7 +50,7 @@ CLI::Validator Between(double least, double most) {
         const bool ok = absl::SimpleAtod(text, &value) && value >= least && value <= most;
         return ok ? "" : fmt::format("must be from {} to {}, got {}", least, most, text);
       },
-      "");
+      fmt::format("FLOAT in [{} - {}]", least, most));
 }
 
 // Who trains where (planner::SchedulePolicy).
@@ -64,18 +66,18 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
           "--minimum-run", policy.minimum_run_s,
           "So long a job runs before it makes room for one of equal priority, or moves again")
       ->capture_default_str()
-      ->check(CLI::Range(0, 30 * 24 * 3600))
+      ->check(CLI::Range(int64_t{0}, planner::kMinimumRunMaxS))
       ->type_name("SECONDS");
   serve
       .add_option("--points-per-hour", policy.points_per_hour,
                   "A job that waits gains so many points; they order jobs of one priority, and one "
                   "point lets it take the place of an equal one")
       ->capture_default_str()
-      ->check(Between(0, 3600))
+      ->check(Between(0, planner::kPointsPerHourMax))
       ->type_name("POINTS");
   serve.add_option("--points-max", policy.points_max, "But never more points than these")
       ->capture_default_str()
-      ->check(Between(0, 1e6))
+      ->check(Between(0, planner::kPointsMax))
       ->type_name("POINTS");
   serve
       .add_option(
@@ -89,7 +91,7 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
                   "A group takes another job only if its tokens a second rise by this share (0: as "
                   "many as memory holds)")
       ->capture_default_str()
-      ->check(Between(0, 1))
+      ->check(Between(0, planner::kLeastGainMax))
       ->type_name("SHARE");
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "planner/schedule/policy_limits.h"
 #include "sizes/batch.h"
 
 namespace lorad::planner::scenario {
@@ -206,12 +207,14 @@ SchedulePolicy ReadPolicy(Fields& fields) {
   SchedulePolicy policy;
   policy.evict = fields.Bool("evict", policy.evict);
   policy.minimum_run_s =
-      fields.Int64("minimum_run_s", {.max = kSecondsMax, .fallback = policy.minimum_run_s});
-  policy.points_per_hour =
-      fields.Number("points_per_hour", {.max = 1e6, .fallback = policy.points_per_hour});
-  policy.points_max = fields.Number("points_max", {.max = 1e6, .fallback = policy.points_max});
+      fields.Int64("minimum_run_s", {.max = kMinimumRunMaxS, .fallback = policy.minimum_run_s});
+  policy.points_per_hour = fields.Number(
+      "points_per_hour", {.max = kPointsPerHourMax, .fallback = policy.points_per_hour});
+  policy.points_max =
+      fields.Number("points_max", {.max = kPointsMax, .fallback = policy.points_max});
   policy.fair_share = fields.Bool("fair_share", policy.fair_share);
-  policy.least_gain = fields.Number("least_gain", {.max = 1e6, .fallback = policy.least_gain});
+  policy.least_gain =
+      fields.Number("least_gain", {.max = kLeastGainMax, .fallback = policy.least_gain});
   policy.rebalance = fields.Bool("rebalance", policy.rebalance);
   policy.least_share = fields.Number("least_share", {.max = 1.0, .fallback = policy.least_share});
   return policy;

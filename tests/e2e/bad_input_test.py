@@ -447,6 +447,9 @@ def test_second_daemon_and_taken_port():
         assert no_folder.returncode == 1 and "error: DATA_DIR_INVALID: " in no_folder.stderr, no_folder
         wrong = start("--data-dir", str(house.folder / "other"), "--microbatch-tokens", "1")
         assert wrong.returncode == 2 and ERROR.fullmatch(wrong.stderr) and "USAGE" in wrong.stderr, wrong
+        wrong = start("--data-dir", str(house.folder / "other"), "--points-per-hour", "3601")
+        assert wrong.returncode == 2 and "USAGE: --points-per-hour: must be from 0 to 3600, got 3601" in wrong.stderr, wrong
+        assert "--points-per-hour POINTS:FLOAT in [0 - 3600]=1\n" in start("--help").stdout
         for key in ("Team", "a b", "", "x" * 64):
             wrong = start("--data-dir", str(house.folder / "other"), "--share-label", key)
             assert wrong.returncode == 2 and re.search("USAGE: --share-label: keys must ", wrong.stderr), (key, wrong)

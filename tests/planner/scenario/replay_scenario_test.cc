@@ -80,6 +80,12 @@ TEST_CASE("Bad histories") {
        {"/queue", json::array(), "$.queue: "},
        {"/policies", {{{"name", "a"}}, {{"name", "a"}}}, "is another policy's too"},
        {"/policies", {{{"name", "a"}, {"evict", 1}}}, "$.policies[0].evict: "},
+       {"/policy",
+        {{"points_per_hour", 3601}},
+        "$.policy.points_per_hour: is 3601; give a number from 0 to 3600"},
+       {"/policy", {{"minimum_run_s", 2592001}}, "$.policy.minimum_run_s: is 2592001"},
+       {"/policy", {{"points_max", 1000001}}, "$.policy.points_max: is 1000001"},
+       {"/policy", {{"least_gain", 1.5}}, "$.policy.least_gain: is 1.5"},
        {"/turn_s", -1, "$.turn_s: "},
        {"/look_s", 0, "$.look_s: "},
        {"/load", json::object(), "$.load: stands beside jobs; give one of them"}});

@@ -15,12 +15,21 @@ double TurnAfter(double moment_s, double turn_s) {
   return std::max(moment_s, std::ceil(moment_s / turn_s) * turn_s);
 }
 
-void Ask(Site& site, const Decide& decide) {
+// Of the time in which nothing happens.
+constexpr double kLookShare = 1e-3;
+
+// Whether more was decided than that all wait.
+bool Ask(Site& site, const Decide& decide) {
+  bool any = false;
   for (bool again = true; again;) {
     again = false;
     ++site.outcome().turns;
-    for (const Decision& decision : decide(site.View())) again |= site.Carry(decision);
+    for (const Decision& decision : decide(site.View())) {
+      any |= decision.kind != Decision::Kind::kWait;
+      again |= site.Carry(decision);
+    }
   }
+  return any;
 }
 
 double FirstComes(const History& history) {
@@ -74,13 +83,18 @@ Outcome Replay(const History& history, const SchedulePolicy& policy, const Decid
                const Turns& turns) {
   Site site(history, policy);
   double turn_s = kNever;
+  double quiet_since_s = 0;
   while (!site.AllEnded()) {
     const double next_s = std::min(site.Next(), turn_s);
     if (next_s == kNever) break;  // who waits now fits no worker that there is or will be
-    if (site.GoTo(next_s)) turn_s = std::min(turn_s, TurnAfter(next_s, turns.turn_s));
+    if (site.GoTo(next_s)) {
+      turn_s = std::min(turn_s, TurnAfter(next_s, turns.turn_s));
+      quiet_since_s = next_s;
+    }
     if (turn_s > next_s) continue;
-    Ask(site, decide);
-    turn_s = site.Next() == kNever ? kNever : next_s + turns.look_s;
+    if (Ask(site, decide)) quiet_since_s = next_s;
+    const double look_s = std::max(turns.look_s, kLookShare * (next_s - quiet_since_s));
+    turn_s = site.Next() == kNever ? kNever : next_s + look_s;
   }
   return std::move(site.outcome());
 }

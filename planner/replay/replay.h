@@ -27,7 +27,8 @@ using Decide = std::function<std::vector<Decision>(const ClusterView&)>;
 
 // When the policy is asked: at the first multiple of `turn_s` after something happened (0: at
 // once), and every `look_s` while nothing happens, as points and run times grow meanwhile (kNever:
-// not then).
+// not then). Where nothing has happened, nor been decided, for more than a thousand looks, it is
+// asked again after a thousandth of that time, so that what is long takes hardly more looks.
 struct Turns {
   double turn_s = 1;
   double look_s = 60;

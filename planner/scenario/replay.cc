@@ -1,6 +1,7 @@
 #include "planner/scenario/replay.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "planner/scenario/cluster_fields.h"
 #include "planner/scenario/fields.h"
 #include "planner/scenario/load.h"
+#include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
 
 namespace lorad::planner::scenario {
@@ -22,6 +24,44 @@ using nlohmann::ordered_json;
 constexpr double kMomentMax = 1e10;  // seconds
 constexpr size_t kWorkersMax = 4096;
 constexpr size_t kShown = 10;  // jobs that never ended
+// A job may train for so long alone: sums of some 10,000 such still tell seconds apart.
+constexpr double kAloneMaxS = 1e10;
+constexpr int64_t kUsualMicrobatch = 1024;  // tokens
+
+// How long jobs would train for alone where they take longest.
+class Lengths {
+ public:
+  explicit Lengths(const History& history) : history_(history) {
+    for (const HistoryWorker& worker : history.workers) {
+      const WorkerView*& slowest = slowest_[worker.view.device_name];
+      if (slowest == nullptr || worker.view.slowness > slowest->slowness) slowest = &worker.view;
+    }
+  }
+
+  // "" where it is not too long, else on which worker.
+  std::string WhyTooLong(const QueuedJob& job) const {
+    for (const auto& [device, worker] : slowest_) {
+      const auto times = history_.times.find({job.base_model, device});
+      if (times == history_.times.end()) continue;  // which is a violation
+      const double alone_s =
+          1e-3 * static_cast<double>(job.remaining_steps) *
+          RoundMs(worker->slowness * times->second, job.step_tokens, kUsualMicrobatch);
+      if (alone_s <= kAloneMaxS) continue;
+      return absl::StrFormat("with which it trains for %.3g s alone on worker %s", alone_s,
+                             worker->name);
+    }
+    return "";
+  }
+
+ private:
+  const History& history_;
+  std::map<std::string, const WorkerView*> slowest_;  // by device
+};
+
+std::string ShorterText() {
+  return absl::StrFormat("give fewer steps, or times and slowness with which it ends within %.0e s",
+                         kAloneMaxS);
+}
 
 class Reader {
  public:
@@ -37,7 +77,8 @@ class Reader {
     }
     models_.Read(fields_, &devices);
     models_.Spread(devices, &read_.history.times, &read_.history.load_s);
-    for (Fields& job : fields_.Objects("jobs", {.required = false})) ReadJob(job);
+    const Lengths lengths(read_.history);
+    for (Fields& job : fields_.Objects("jobs", {.required = false})) ReadJob(job, lengths);
     ReadTheLoad();
     ReadPolicies();
     History& history = read_.history;
@@ -83,8 +124,9 @@ class Reader {
     }
   }
 
-  void ReadJob(Fields& fields) {
+  void ReadJob(Fields& fields, const Lengths& lengths) {
     HistoryJob job;
+    const size_t before = fields.violations();
     QueuedJob& content = job.content;
     content.job = fields.OwnName("job", &job_names_);
     const ModelShape* model = models_.Find(fields, &content.base_model);
@@ -100,6 +142,11 @@ class Reader {
     job.started_s = ReadMoment(fields, "started_s", job.comes_s);
     job.ended_s = ReadMoment(fields, "ended_s", job.started_s.value_or(job.comes_s));
     if (model == nullptr) return;  // which is a violation
+    const std::string why = fields.violations() > before ? "" : lengths.WhyTooLong(content);
+    if (!why.empty()) {
+      fields.Violate("steps", absl::StrCat("is ", content.remaining_steps, ", ", why),
+                     ShorterText());
+    }
     content.model = std::make_shared<const ModelShape>(*model);
     read_.history.jobs.push_back(std::move(job));
   }
@@ -155,6 +202,21 @@ class Reader {
   Models models_;
   std::set<std::string> worker_names_, job_names_;
 };
+
+absl::Status CheckDrawn(const History& history) {
+  const Lengths lengths(history);
+  for (const HistoryJob& job : history.jobs) {
+    const std::string why = lengths.WhyTooLong(job.content);
+    if (why.empty()) continue;
+    Violations violations;
+    violations.Add({"$.load",
+                    absl::StrCat("draws job ", job.content.job, " of ", job.content.remaining_steps,
+                                 " steps, ", why),
+                    ShorterText()});
+    return violations.ToStatus();
+  }
+  return absl::OkStatus();
+}
 
 // ---- what came of it ----
 
@@ -286,7 +348,10 @@ absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
   auto read = ReadReplay(scenario);
   if (!read.ok()) return read.status();
   History& history = read->history;
-  if (read->load) history.jobs = DrawJobs(*read->load);
+  if (read->load) {
+    history.jobs = DrawJobs(*read->load);
+    if (auto status = CheckDrawn(history); !status.ok()) return status;
+  }
   const std::vector<Row> rows = ReplayAll(*read);
   std::set<std::string> bases;
   for (const HistoryJob& job : history.jobs) bases.insert(job.content.base_model);

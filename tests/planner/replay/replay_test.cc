@@ -155,6 +155,19 @@ TEST_CASE("Turns: the policy is asked at their multiples") {
   CHECK(outcome.jobs[0].waited_s == Approx(1.5));
 }
 
+TEST_CASE("Years take hardly more looks than days, and what ripens within a day is not late") {
+  // The first leaves a gap of 60 years, the second trains for as long; the third has its point in an
+  // hour, and with it the place of the second.
+  History history =
+      Of({WithRoomFor(There("w"), 1)},
+         {Comes("a", 0, 10), Comes("b", 2e9, 6'000'000'000), Comes("c", 2e9 + 7, 10)});
+  const Outcome outcome = Play(history);
+  CHECK(outcome.jobs[0].ends_s == Approx(3));
+  CHECK(outcome.jobs[1].ends_s - 3.8e9 == Approx(3 + 2));
+  CHECK(outcome.jobs[2].ends_s - 2e9 == Approx(7 + 3600 + 2 + 3));
+  CHECK(outcome.turns < 30'000);
+}
+
 TEST_CASE("What was recorded is summed up as it went") {
   History history = Of({There("w")}, {Comes("a", 0, 10), Comes("b", 5, 10), Comes("c", 6, 10)});
   history.jobs[0].started_s = 1;

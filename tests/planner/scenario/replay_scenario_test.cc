@@ -124,6 +124,24 @@ TEST_CASE("Bad loads") {
                         {"/load/more", 1, "$.load.more: "}});
 }
 
+TEST_CASE("A job that takes too long is refused, and says on which worker") {
+  json slow = History();
+  slow["jobs"][0]["steps"] = int64_t{1} << 31;
+  CHECK(CheckSchedule(slow).ok());  // 20 years
+  slow["workers"].push_back(slow["workers"][0]);
+  slow["workers"][1]["name"] = "snail";
+  slow["workers"][1]["slowness"] = 100;
+  CHECK(CheckSchedule(slow).message() ==
+        "$.jobs[0].steps: is 2147483648, with which it trains for 6.44e+10 s alone on worker "
+        "snail; give fewer steps, or times and slowness with which it ends within 1e+10 s");
+  json drawn = Drawn(1);
+  drawn["workers"] = slow["workers"];
+  drawn["load"]["steps"][0] = {{"median", int64_t{1} << 31}, {"sigma", 0}};
+  const auto result = RunSchedule(drawn);
+  CHECK(result.status().message().find("$.load: draws job j1 of 2147483648 steps, with which it "
+                                       "trains for ") == 0);
+}
+
 TEST_CASE("The same seed gives the same bytes, another one others") {
   const auto first = RunSchedule(Drawn(1));
   const auto again = RunSchedule(Drawn(1));

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/catalog/row_sums.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/kept.h"
 #include "server/core/jobs/evaluations_left.h"
@@ -300,6 +301,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   v1::Job& view = job->job();
   view.set_step(done.step());
   view.set_tokens(view.tokens() + done.tokens());
+  view.set_total_tokens(TotalTokens(job->record));
   if (SaveDue(view, done.step())) job->saved_tokens[done.step()] = view.tokens();
   view.set_loss(done.loss());
   view.set_grad_norm(done.grad_norm());

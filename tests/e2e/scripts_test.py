@@ -147,6 +147,19 @@ def recorded(file):
     return {job["name"] for job in history["jobs"] if "ended_s" in job}, history
 
 
+def test_tokens_of_an_epoch_that_is_cut_short():
+    """Which of its rows are trained is known as they are: never more than all, and at the end all."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        names = [house.submit(a_job(max_steps=steps)) for steps in (5, 7)]  # an epoch has 4
+        house.wait(names)
+        for name in names:
+            job = house.object("show", name)
+            trained = sum(step["tokens"] for step in house.objects("metrics", name))
+            assert job["tokens"] == job["total_tokens"] == trained, (job, trained)
+    house.clear()
+
+
 def test_a_recorded_history_is_replayed():
     with House(None, "--workers", "cpu:1") as house:
         prepare(house)
@@ -432,5 +445,6 @@ def test_files_of_jobs_in_three_formats():
 
 
 if __name__ == "__main__":
-    main([test_hang_up, test_daemon, test_a_job_in_json, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date,
+    main([test_hang_up, test_daemon, test_a_job_in_json, test_tokens_of_an_epoch_that_is_cut_short, test_a_recorded_history_is_replayed,
+          test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date,
           test_what_has_room_on_a_terminal, test_an_upload_that_takes_long_has_a_bar])

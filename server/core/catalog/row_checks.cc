@@ -7,32 +7,13 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/row_sums.h"
 #include "server/core/catalog/stored.h"
 #include "server/core/events/store_kinds.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
 namespace {
-
-int64_t StepsOfEpoch(const v1::Job& job, int64_t rows) {
-  const int64_t batch = job.training().batch_size();
-  return (rows + batch - 1) / batch;
-}
-
-int64_t TotalSteps(const v1::Job& job, int64_t rows) {
-  if (job.training().max_steps() > 0) return job.training().max_steps();
-  return StepsOfEpoch(job, rows) * job.training().epochs();
-}
-
-// Exact where epochs decide; where max_steps cuts an epoch short, its rows count as average ones.
-int64_t TotalTokens(const v1::Job& job, const records::RowsSummary& rows) {
-  const int64_t steps = TotalSteps(job, rows.rows());
-  const int64_t of_epoch = StepsOfEpoch(job, rows.rows());
-  const int64_t rest = steps % of_epoch * job.training().batch_size();
-  return steps / of_epoch * rows.tokens() +
-         static_cast<int64_t>(std::llround(static_cast<double>(rows.tokens()) * rest /
-                                           std::max<int64_t>(rows.rows(), 1)));
-}
 
 // What is not said is the default: jobs of older versions know no train_on.
 v1::TrainingConfig::Overflow OverflowOf(const v1::Job& job) {
@@ -216,8 +197,8 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   job.set_truncated_rows(truncated);
   job.set_skipped_rows(skipped);
   job.set_sequences(sequences);
-  job.set_total_steps(TotalSteps(job, rows.rows()));
-  job.set_total_tokens(TotalTokens(job, rows));
+  job.set_total_steps(TotalSteps(record));
+  job.set_total_tokens(TotalTokens(record));
   SettleWarmup(job);
   WarnOfSteps(rows.rows(), job);
   return absl::OkStatus();

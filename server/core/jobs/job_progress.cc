@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "server/core/catalog/row_sums.h"
+
 namespace lorad::server {
 namespace {
 
@@ -38,9 +40,7 @@ void SetProgress(v1::Job progress, v1::Job* job) {
 }
 
 double EpochAt(const records::JobRecord& record, int64_t step) {
-  const int64_t batch = record.job().training().batch_size();
-  const int64_t steps_of_epoch = (record.training_rows() + batch - 1) / std::max<int64_t>(batch, 1);
-  return static_cast<double>(step) / static_cast<double>(std::max<int64_t>(steps_of_epoch, 1));
+  return static_cast<double>(step) / static_cast<double>(StepsOfEpoch(record));
 }
 
 void ShowCheckpoint(records::JobRecord& record) {
@@ -48,6 +48,7 @@ void ShowCheckpoint(records::JobRecord& record) {
   const int64_t step = job.last_checkpoint_step();
   job.set_step(step);
   job.set_tokens(record.checkpoint_tokens());
+  job.set_total_tokens(TotalTokens(record));
   job.set_epoch(EpochAt(record, step));
   if (const v1::StepMetrics& row = record.checkpoint_metrics(); step > 0 && row.step() == step) {
     job.set_loss(row.loss());

@@ -10,7 +10,8 @@
 
 namespace lorad::server {
 
-// The job's name, revision, and what a step, a microbatch or a forecast changes of it.
+// The job's name, revision, and what a step, a microbatch or a forecast changes of it; total_tokens,
+// which follows from that and the record, is not among it.
 v1::Job ProgressOf(const v1::Job& job);
 
 // Makes `job` what it was, or became, at the revision of `progress`; its name stays.

@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/catalog/row_sums.h"
 #include "server/core/catalog/stored.h"
 #include "server/core/events/kept.h"
 #include "server/core/events/store_kinds.h"
@@ -111,6 +112,7 @@ void JobTable::TakeUpProgress(const std::string& bytes, JobState& job) {
   if (!progress.ParseFromString(bytes) || progress.revision() < job.job().revision()) return;
   progress.set_revision(job.job().revision());
   SetProgress(std::move(progress), &job.job());
+  job.job().set_total_tokens(TotalTokens(job.record));
 }
 
 void JobTable::LoadMetrics(const StoredState& stored) {

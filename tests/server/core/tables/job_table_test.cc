@@ -299,10 +299,17 @@ TEST_CASE("steps that were told are taken up, also of a job that is being cancel
   record.mutable_job()->set_state(state);
   record.mutable_job()->set_revision(3);
   record.mutable_job()->set_step(7);
+  record.mutable_job()->set_tokens(70);
+  record.mutable_job()->set_total_tokens(100);
+  record.mutable_job()->mutable_training()->set_batch_size(1);
+  record.mutable_job()->mutable_training()->set_max_steps(10);
+  record.set_training_rows(20);
+  record.set_training_row_tokens(200);
   record.set_order(1);
   Job progress = record.job();
   progress.set_revision(5);
   progress.set_step(9);
+  progress.set_tokens(101);  // longer rows than those that are left
   StoredState stored;
   stored.jobs = {{"a", record.SerializeAsString()}};
   stored.progress = {{"a", progress.SerializeAsString()}};
@@ -310,6 +317,7 @@ TEST_CASE("steps that were told are taken up, also of a job that is being cancel
   Fixture house;
   REQUIRE(house.jobs.Load(stored).ok());
   CHECK(house.jobs.Find("a")->job().step() == (state == Job::QUEUED ? 7 : 9));
+  CHECK(house.jobs.Find("a")->job().total_tokens() == (state == Job::QUEUED ? 100 : 101 + 9));
 }
 
 TEST_CASE("checkpoints of an older version count from the next one on") {

@@ -1,8 +1,13 @@
 // Row checks by themselves: who waits, what is ordered, and when a check ends early.
 #include "server/core/catalog/row_checks.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <limits>
+#include <numeric>
+#include <random>
+
+#include "server/core/catalog/row_sums.h"
 
 namespace lorad::server {
 namespace {
@@ -98,6 +103,41 @@ v1::Job Settled(v1::Job job, int64_t count, int64_t cut = 0, int64_t skipped = 0
   REQUIRE(house.rows.SumUp(record, &error).ok());
   CHECK(record.job().SerializeAsString() == once);
   return record.job();
+}
+
+TEST_CASE("what is trained never exceeds the total, and is it at the end") {
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    const auto below = [&](uint32_t most) { return static_cast<int32_t>(random() % most); };
+    std::vector<int64_t> lengths(1 + below(30));
+    for (int64_t& length : lengths) length = 1 + below(2) * below(900);
+    const auto rows = static_cast<int64_t>(lengths.size());
+    const int64_t of_all = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    records::JobRecord record;
+    record.set_training_rows(rows);
+    record.set_training_row_tokens(of_all);
+    v1::TrainingConfig& training = *record.mutable_job()->mutable_training();
+    training.set_batch_size(1 + below(7));
+    training.set_max_steps(1 + below(40));
+    const int64_t first = TotalTokens(record);
+    int64_t tokens = 0;
+    for (int64_t step = 1; step <= training.max_steps(); ++step) {
+      const int64_t place = (step - 1) % StepsOfEpoch(record);
+      if (place == 0) std::ranges::shuffle(lengths, random);
+      const int64_t end = std::min(rows, (place + 1) * training.batch_size());
+      for (int64_t row = place * training.batch_size(); row < end; ++row) tokens += lengths[row];
+      record.mutable_job()->set_step(step);
+      record.mutable_job()->set_tokens(tokens);
+      REQUIRE(TotalTokens(record) >= tokens);
+      const bool is_exact = training.max_steps() % StepsOfEpoch(record) == 0;
+      if (is_exact) REQUIRE(TotalTokens(record) == first);
+    }
+    REQUIRE(TotalTokens(record) == tokens);
+  }
+  // A record of an older version says what it said.
+  records::JobRecord old;
+  old.mutable_job()->set_total_tokens(99);
+  CHECK(TotalTokens(old) == 99);
 }
 
 TEST_CASE("a warm-up that is a share becomes steps once the steps are known") {

@@ -166,6 +166,36 @@ void Record::Take(const v1::ListWorkersResponse& workers, double now_s) {
   }
 }
 
+std::vector<std::string> Record::JobsThatLeft() const {
+  std::vector<std::string> left;
+  for (const auto& [name, job] : jobs_) {
+    const Job::State state = job.state();
+    const bool in_its_first =
+        job.attempts() == 1 && (state == Job::PREPARING || state == Job::RUNNING ||
+                                state == Job::FINALIZING || state == Job::SUCCEEDED);
+    if (job.attempts() == 0 || in_its_first) continue;
+    const auto known = departures_.find(name);
+    if (known != departures_.end() && known->second.attempts == job.attempts() &&
+        known->second.state == state) {
+      continue;
+    }
+    left.push_back(name);
+  }
+  return left;
+}
+
+void Record::Take(const std::string& job, const std::vector<v1::Event>& events) {
+  const Job& now = jobs_.at(job);
+  Departures& departures = departures_[job];
+  departures.attempts = now.attempts();
+  departures.state = now.state();
+  const auto count = [&](const char* reason) {
+    return std::ranges::count(events, reason, &v1::Event::reason);
+  };
+  departures.moves = std::max<std::int64_t>(departures.moves, count("MOVED"));
+  departures.evictions = std::max<std::int64_t>(departures.evictions, count("EVICTED"));
+}
+
 bool Record::IsRecorded(const Job& job) const {
   return job.total_steps() > 0 && StepsOf(job) > 0 && models_.contains(job.base_model());
 }
@@ -178,6 +208,24 @@ double Record::Beginning() const {
     if (first_s == 0 || comes_s < first_s) first_s = comes_s;
   }
   return first_s;
+}
+
+std::vector<std::string> Record::ShareNotes() const {
+  std::vector<std::string> notes;
+  if (share_label_.empty()) return notes;
+  if (policy_ && policy_->share_label() != share_label_) {
+    notes.push_back(absl::StrCat(
+        "the daemon ",
+        policy_->share_label().empty()
+            ? std::string("shares by no label")
+            : absl::StrCat("shares by the label '", policy_->share_label(), "'"),
+        " (lorad serve --share-label), the history has who shares by '", share_label_, "'"));
+  }
+  if (std::ranges::none_of(
+          jobs_, [&](const auto& entry) { return entry.second.labels().contains(share_label_); })) {
+    notes.push_back(absl::StrCat("no job has the label '", share_label_, "'"));
+  }
+  return notes;
 }
 
 std::string Record::ToText() const {
@@ -194,6 +242,10 @@ std::string Record::ToText() const {
     if (label != job.labels().end() && !label->second.empty()) {
       entry["label_group"] = label->second;
     }
+    if (!entry.contains("started_s")) continue;
+    const auto left = departures_.find(name);
+    entry["moves"] = left == departures_.end() ? 0 : left->second.moves;
+    entry["evictions"] = left == departures_.end() ? 0 : left->second.evictions;
   }
   ordered_json models = ordered_json::array();
   for (const std::string& name : used) {

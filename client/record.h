@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -28,10 +29,17 @@ class Record {
   // coordinator started counts as there from the beginning.
   void Take(const v1::ListWorkersResponse& workers, double now_s);
 
+  // Jobs that have left a group, or came into another one, since their events were taken.
+  std::vector<std::string> JobsThatLeft() const;
+  // All that are there; none where the job is gone, whose earlier ones then count.
+  void Take(const std::string& job, const std::vector<v1::Event>& events);
+
   // JSON; without jobs whose rows are not checked yet, those that ended before their first step,
   // and those of base models that are there no more.
   std::string ToText() const;
   std::size_t jobs() const { return jobs_.size(); }
+  // What somebody who names the label may not expect, each a sentence.
+  std::vector<std::string> ShareNotes() const;
 
  private:
   // From one connection of a worker to its loss or its draining; seconds since 1970, 0: none.
@@ -44,6 +52,13 @@ class Record {
     v1::Worker newest;
     std::vector<Presence> presences;
   };
+  // Of a job, as its events said when it had been placed so often and was in that state.
+  struct Departures {
+    std::int32_t attempts = 0;
+    v1::Job::State state = v1::Job::STATE_UNSPECIFIED;
+    std::int64_t moves = 0;
+    std::int64_t evictions = 0;
+  };
   bool IsRecorded(const v1::Job& job) const;
   double Beginning() const;
 
@@ -52,7 +67,8 @@ class Record {
   double started_s_ = 0;                        // the coordinator
   std::map<std::string, v1::Model> models_;
   std::map<std::string, v1::Job> jobs_;
-  std::map<std::string, WorkerRecord> presences_;                           // by worker
+  std::map<std::string, Departures> departures_;   // by job; those that left a group
+  std::map<std::string, WorkerRecord> presences_;  // by worker
   std::map<std::pair<std::string, std::string>, v1::TrainingTimes> times_;  // by model and device
 };
 

@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <iostream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
@@ -22,6 +24,19 @@ double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+absl::Status TakeEvents(Session& session, const std::string& job, Record& record) {
+  v1::ListEventsRequest request;
+  request.set_job(job);
+  std::vector<v1::Event> events;
+  const auto status = ForEachPage<v1::Jobs::Stub, v1::ListEventsRequest, v1::ListEventsResponse>(
+      session, &v1::Jobs::Stub::ListEvents, request, [&](const v1::ListEventsResponse& page) {
+        events.insert(events.end(), page.events().begin(), page.events().end());
+      });
+  if (!status.ok() && !absl::IsNotFound(status)) return status;
+  record.Take(job, events);
+  return absl::OkStatus();
+}
+
 absl::Status Look(Session& session, Record& record) {
   v1::ClusterStatus cluster;
   v1::ListWorkersResponse workers;
@@ -37,16 +52,37 @@ absl::Status Look(Session& session, Record& record) {
         for (const v1::Model& model : page.models()) record.Take(model);
       });
   if (!status.ok()) return status;
-  return ForEachPage<v1::Jobs::Stub, v1::ListJobsRequest, v1::ListJobsResponse>(
+  status = ForEachPage<v1::Jobs::Stub, v1::ListJobsRequest, v1::ListJobsResponse>(
       session, &v1::Jobs::Stub::ListJobs, {}, [&](const v1::ListJobsResponse& page) {
         for (const v1::Job& job : page.jobs()) record.Take(job);
       });
+  for (const std::string& job : record.JobsThatLeft()) {
+    if (!status.ok()) break;
+    status = TakeEvents(session, job, record);
+  }
+  return status;
+}
+
+// Which keys labels may have is known to the daemon, which refuses a filter by another one.
+absl::Status CheckShareLabel(Session& session, const std::string& label) {
+  v1::ListJobsRequest request;
+  request.set_filter(absl::StrCat("labels.", label, " != \"\""));
+  request.set_page_size(1);
+  request.set_view(v1::ListJobsRequest::SUMMARY);
+  v1::ListJobsResponse response;
+  const absl::Status status = Call(session, &v1::Jobs::Stub::ListJobs, request, response);
+  if (!absl::IsInvalidArgument(status)) return status;
+  return Reworded(status, absl::StrCat("--share-label '", label, "' is no key of a label"));
 }
 
 }  // namespace
 
 absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
-  Record record(options.share_label);
+  if (options.share_label) {
+    const absl::Status status = CheckShareLabel(session, *options.share_label);
+    if (!status.ok()) return status;
+  }
+  Record record(options.share_label.value_or(""));
   bool lost = false;
   size_t told = 0;
   for (bool first = true;; first = false, std::this_thread::sleep_for(kLookEvery)) {
@@ -57,6 +93,9 @@ absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
       continue;
     }
     lost = false;
+    if (first) {
+      for (const std::string& note : record.ShareNotes()) std::cerr << "lora: " << note << "\n";
+    }
     if (auto status = WriteWhole(options.file, record.ToText()); !status.ok()) return status;
     if (first || record.jobs() != told) {
       told = record.jobs();

@@ -21,6 +21,8 @@ struct HistoryJob {
   // As it went when the history was recorded, where that is known.
   std::optional<double> started_s = std::nullopt;
   std::optional<double> ended_s = std::nullopt;
+  std::optional<int64_t> moves = std::nullopt;
+  std::optional<int64_t> evictions = std::nullopt;
 };
 
 struct HistoryWorker {

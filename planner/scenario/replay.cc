@@ -23,7 +23,8 @@ using nlohmann::ordered_json;
 
 constexpr double kMomentMax = 1e10;  // seconds
 constexpr size_t kWorkersMax = 4096;
-constexpr size_t kShown = 10;  // jobs that never ended
+constexpr int64_t kCountMax = 1'000'000'000;  // moves of a job
+constexpr size_t kShown = 10;                 // jobs that never ended
 // A job may train for so long alone: sums of some 10,000 such still tell seconds apart.
 constexpr double kAloneMaxS = 1e10;
 constexpr int64_t kUsualMicrobatch = 1024;  // tokens
@@ -141,6 +142,8 @@ class Reader {
         fields.Int64("checkpoint_steps", {.max = kStepsMax, .fallback = job.checkpoint_steps});
     job.started_s = ReadMoment(fields, "started_s", job.comes_s);
     job.ended_s = ReadMoment(fields, "ended_s", job.started_s.value_or(job.comes_s));
+    job.moves = ReadCount(fields, "moves");
+    job.evictions = ReadCount(fields, "evictions");
     if (model == nullptr) return;  // which is a violation
     const std::string why = fields.violations() > before ? "" : lengths.WhyTooLong(content);
     if (!why.empty()) {
@@ -160,6 +163,11 @@ class Reader {
                      absl::StrCat("give ", least_s, " or later: a job comes, starts and ends"));
     }
     return moment_s;
+  }
+
+  static std::optional<int64_t> ReadCount(Fields& fields, const std::string& name) {
+    if (!fields.Has(name)) return std::nullopt;
+    return fields.Int64(name, {.max = kCountMax});
   }
 
   void ReadTheLoad() {
@@ -224,7 +232,17 @@ struct Row {
   std::string name;
   Summary summary;
   std::optional<Outcome> outcome;  // none: what no start and no end says is not known
+  std::optional<int64_t> moves, evictions;
 };
+
+template <class Value>
+ordered_json JsonOf(const std::optional<Value>& value) {
+  return value ? ordered_json(*value) : ordered_json();
+}
+
+std::string TextOf(const std::optional<int64_t>& count) {
+  return count ? absl::StrCat(*count) : "-";
+}
 
 template <class Value>
 ordered_json KnownOrNull(const Row& row, Value value) {
@@ -243,8 +261,8 @@ ordered_json ToJson(const Row& row) {
           {"idle_share", KnownOrNull(row, s.idle_share)},
           {"tokens_per_second", s.tokens_per_s},
           {"tokens_per_training_second", KnownOrNull(row, s.tokens_per_training_s)},
-          {"moves", KnownOrNull(row, o.moves)},
-          {"preemptions", KnownOrNull(row, o.evictions)},
+          {"moves", JsonOf(row.moves)},
+          {"preemptions", JsonOf(row.evictions)},
           {"groups", KnownOrNull(row, o.groups)},
           {"reforms", KnownOrNull(row, o.reforms)},
           {"turns", KnownOrNull(row, o.turns)}};
@@ -283,9 +301,8 @@ std::string ToText(const Row& row) {
   return absl::StrFormat("%-24s %9.0f %11.0f %8.0f %11.0f %6s %9.0f %11s %6s %8s %7s\n", row.name,
                          s.makespan_s, s.mean_completion_s, s.mean_wait_s, s.worst_wait_s,
                          known(absl::StrFormat("%.1f", 100 * s.idle_share)), s.tokens_per_s,
-                         known(absl::StrFormat("%.0f", s.tokens_per_training_s)),
-                         known(absl::StrCat(o.moves)), known(absl::StrCat(o.evictions)),
-                         known(absl::StrCat(o.groups)));
+                         known(absl::StrFormat("%.0f", s.tokens_per_training_s)), TextOf(row.moves),
+                         TextOf(row.evictions), known(absl::StrCat(o.groups)));
 }
 
 constexpr char kHeads[] =
@@ -294,6 +311,15 @@ constexpr char kHeads[] =
     "POLICY                    MAKESPAN  COMPLETION    WAIT        WAIT IDLE %  TOKENS/S    "
     "WORKER'S"
     "  MOVES  EVICTED  GROUPS\n";
+
+// Over the jobs that say it; none where none does.
+std::optional<int64_t> Sum(const History& history, std::optional<int64_t> HistoryJob::*count) {
+  std::optional<int64_t> sum;
+  for (const HistoryJob& job : history.jobs) {
+    if (job.*count) sum = sum.value_or(0) + *(job.*count);
+  }
+  return sum;
+}
 
 std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
   const History& history = scenario.history;
@@ -304,6 +330,8 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
     row.name = name;
     row.outcome = Replay(history, policy, decide, turns);
     row.summary = Summarize(history, *row.outcome);
+    row.moves = row.outcome->moves;
+    row.evictions = row.outcome->evictions;
   };
   for (const auto& [name, policy] : scenario.policies) {
     replay(name, policy, Schedule, scenario.turns);
@@ -315,7 +343,10 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
   }
   const bool recorded = std::ranges::any_of(
       history.jobs, [](const HistoryJob& job) { return job.started_s && job.ended_s; });
-  if (recorded) rows.push_back({"recorded", SummarizeRecord(history), std::nullopt});
+  if (recorded) {
+    rows.push_back({"recorded", SummarizeRecord(history), std::nullopt,
+                    Sum(history, &HistoryJob::moves), Sum(history, &HistoryJob::evictions)});
+  }
   return rows;
 }
 

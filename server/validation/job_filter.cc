@@ -105,7 +105,9 @@ class Parser {
       term.equal = false;
       at_ += 2;
     } else {
-      return Wrong("= or != must stand here");
+      return Wrong(label ? "= or != must stand here, behind a key of lower-case letters, digits, "
+                           "'.', '_', '/' and '-'"
+                         : "= or != must stand here");
     }
     SkipBlanks();
     if (absl::Status status = ParseValue(term.value); !status.ok()) return status;

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 
 #include "planner/scenario/fields.h"
@@ -218,6 +219,68 @@ TEST_CASE("The settings that decided are recorded, and whose values share") {
   by_user.Take(Workers({Connected("gpu", 5)}), kStart + 200);
   by_user.Take(Created("job-a", 100));
   CHECK(Read(by_user).history.jobs.at(0).content.label_group.empty());
+}
+
+TEST_CASE("It is said where who shares is not who shares by the daemon") {
+  v1::ClusterStatus cluster = Cluster();
+  const auto notes = [&](const std::string& label) {
+    Record record(label);
+    record.Take(cluster);
+    record.Take(Created("job-a", 100));  // of a team
+    return record.ShareNotes();
+  };
+  using Lines = std::vector<std::string>;
+  CHECK(notes("team").empty());  // an older coordinator does not say its own
+  cluster.mutable_policy();
+  CHECK(notes("").empty());
+  CHECK(notes("team") == Lines{"the daemon shares by no label (lorad serve --share-label), the "
+                               "history has who shares by 'team'"});
+  cluster.mutable_policy()->set_share_label("user");
+  CHECK(notes("team") == Lines{"the daemon shares by the label 'user' (lorad serve "
+                               "--share-label), the history has who shares by 'team'"});
+  CHECK(notes("user") == Lines{"no job has the label 'user'"});
+  cluster.mutable_policy()->set_share_label("team");
+  CHECK(notes("team").empty());
+}
+
+TEST_CASE("Moves and evictions are counted, of jobs that left a group") {
+  Record record("");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
+  const auto placed = [&](const std::string& name, Job::State state, int attempts) {
+    Job job = Ended(Created(name, 100), state, 50);
+    job.set_attempts(attempts);
+    record.Take(job);
+  };
+  using Names = std::vector<std::string>;
+  placed("job-still", Job::RUNNING, 1);
+  placed("job-moved", Job::RUNNING, 2);
+  placed("job-evicted", Job::QUEUED, 1);
+  record.Take(Created("job-new", 150));
+  CHECK(record.JobsThatLeft() == Names{"job-evicted", "job-moved"});
+  v1::Event moved, evicted, other;
+  moved.set_reason("MOVED");
+  evicted.set_reason("EVICTED");
+  other.set_reason("CREATED");
+  record.Take("job-evicted", {other, evicted});
+  record.Take("job-moved", {other, moved});
+  CHECK(record.JobsThatLeft().empty());
+  placed("job-moved", Job::RUNNING, 3);
+  CHECK(record.JobsThatLeft() == Names{"job-moved"});
+  record.Take("job-moved", {other, moved, evicted, moved});
+  placed("job-moved", Job::SUCCEEDED, 3);
+  record.Take("job-moved", {});  // it was deleted meanwhile
+  CHECK(record.JobsThatLeft().empty());
+  using Counts = std::tuple<std::string, std::optional<int64_t>, std::optional<int64_t>>;
+  std::vector<Counts> counts;
+  for (const planner::HistoryJob& job : Read(record).history.jobs) {
+    counts.emplace_back(job.content.job, job.moves, job.evictions);
+  }
+  CHECK(counts == std::vector<Counts>{{"job-evicted", 0, 1},
+                                      {"job-moved", 2, 1},
+                                      {"job-new", std::nullopt, std::nullopt},
+                                      {"job-still", 0, 0}});
 }
 
 TEST_CASE("Jobs are taken as far as they came") {

@@ -178,7 +178,11 @@ def test_a_recorded_history_is_replayed():
         recording.send_signal(signal.SIGINT)
         recording.wait(30)
         once = house.lora("cluster", "--record", file, "--share-label", "team", "--once")
-        assert once.out == "" and once.err == f"lora: 2 jobs in {file}\n", once
+        note = "lora: the daemon shares by no label (lorad serve --share-label), the history has who shares by 'team'\n"
+        assert once.out == "" and once.err == f"{note}lora: 2 jobs in {file}\n", once
+        for key in ("Team", "my team", "gr\u00f6\u00dfe", "", "x" * 64):
+            refused = house.run("cluster", "--record", file, "--share-label", key, "--once")
+            assert refused.status == 1 and f"--share-label '{key}' is no key of a label\n  filter: column " in refused.err, refused
         ended, history = recorded(file)
         assert ended == names and history["models"][0]["ffn"] > 0 and len(history["workers"]) == 1, history
         assert all(job["label_group"] == "math" and job["steps"] == 6 for job in history["jobs"]), history

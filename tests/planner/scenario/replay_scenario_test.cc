@@ -70,6 +70,8 @@ TEST_CASE("Bad histories") {
        {"/jobs/0/base_model", "n", "$.jobs[0].base_model: is n, which is no model"},
        {"/jobs/1", History()["jobs"][0], "$.jobs[1].name: is another job's too"},
        {"/jobs/0/ended_s", -5, "$.jobs[0].ended_s: "},
+       {"/jobs/0/moves", -1, "$.jobs[0].moves: is -1"},
+       {"/jobs/0/evictions", 0.5, "$.jobs[0].evictions: is 0.5"},
        {"/jobs/0/more", 1, "$.jobs[0].more: "},
        {"/jobs/0/remaining_steps", 5, "$.jobs[0].remaining_steps: "},
        {"/workers", json::array(), "$.workers: "},
@@ -200,6 +202,14 @@ TEST_CASE("A recorded history says under which settings, and what it does not kn
   const std::vector<std::string> read{std::istream_iterator<std::string>(cells), {}};
   CHECK(read == std::vector<std::string>{"recorded", "11", "11", "1", "1", "-", read[6], "-", "-",
                                          "-", "-"});
+  scenario["jobs"].push_back(scenario["jobs"][0]);  // one that does not say it, and one that does
+  scenario["jobs"][1].update({{"name", "b"}, {"moves", 3}, {"evictions", 0}});
+  const auto counted = RunSchedule(scenario);
+  REQUIRE(counted.ok());
+  CHECK(counted->json["replays"][1]["moves"] == 3);
+  CHECK(counted->json["replays"][1]["preemptions"] == 0);
+  CHECK(counted->json["replays"][1]["groups"].is_null());
+  CHECK(counted->text.find("           -      3        0       -\n") != std::string::npos);
   scenario["recorded_policy"] = {{"evict", false}, {"fair_share", true}, {"share_label", "team"}};
   const auto recorded = RunSchedule(scenario);
   REQUIRE(recorded.ok());

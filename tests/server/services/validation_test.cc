@@ -314,6 +314,9 @@ TEST_CASE("filters that are wrong say where") {
        "validation_dataset, display_name or labels.KEY"},
       {"state", "column 6: = or != must stand here"},
       {"state > RUNNING", "column 7: = or != must stand here"},
+      {"labels.my team = x",
+       "column 11: = or != must stand here, behind a key of lower-case "
+       "letters, digits, '.', '_', '/' and '-'"},
       {"state = ", "column 9: a value must stand here: a word, or text in double quotes"},
       {"state = RUNNING base_model = m", "column 17: AND must stand between two terms"},
       {"state = RUNNING OR state = FAILED", "column 17: AND must stand between two terms"},

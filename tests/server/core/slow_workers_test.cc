@@ -43,8 +43,7 @@ struct House {
   std::unique_ptr<World> world;
   std::vector<std::string> jobs;
 
-  House() {
-    WorldOptions options;
+  explicit House(WorldOptions options = {}) {
     options.workers = 2;
     options.token_ms = 0.1;
     options.core.policy.minimum_run_s = 60;
@@ -122,6 +121,34 @@ TEST_CASE("who is slow is learned anew after a start of the coordinator") {
   CHECK(Look(world, 0).relative_speed() == 1);
   house.Run(120);
   CHECK(Look(world, 0).relative_speed() < 0.5);
+}
+
+// How many seconds a worker that says nothing any more is waited for, of two that have as many jobs
+// and of which the first is three times as slow; -1: it is not lost.
+int64_t WaitedFor(int worker) {
+  WorldOptions options;
+  options.core.policy.rebalance = false;
+  options.core.patience_floor_ms = 1000;
+  House house(options);
+  World& world = *house.world;
+  world.worker(0).mischief().slowness = 3 * kUsual;
+  house.Run(600);
+  CHECK(Look(world, 0).relative_speed() == Approx(1.0 / 3).epsilon(0.1));
+  world.worker(worker).Hang(true);
+  house.Run(600);
+  constexpr char kFor[] = " for ";
+  for (const std::string& note : world.notes()) {
+    const size_t at = note.find(" is gone: it reports nothing of window ");
+    if (at == std::string::npos) continue;
+    return std::stoll(note.substr(note.find(kFor, at) + sizeof(kFor) - 1));
+  }
+  return -1;
+}
+
+TEST_CASE("a worker that is known to be slow is waited for longer") {
+  const auto usual_s = static_cast<double>(WaitedFor(1));
+  CHECK(usual_s > 10);
+  CHECK(static_cast<double>(WaitedFor(0)) == Approx(3 * usual_s).epsilon(0.25));
 }
 
 }  // namespace

@@ -267,6 +267,10 @@ def tell(*parts):
 def main(tests, lacking=None):
     """Runs the test functions, names those that fail, and ends the process. `lacking` says why none of them can run here.
     tools/test reads how many ran, and counts the others as skipped."""
+    source = pathlib.Path(sys.argv[0]).read_text(encoding="utf-8")
+    forgotten = [name for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)
+                 if name not in {test.__name__ for test in tests} and len(re.findall(rf"\b{name}\b", source)) == 1]
+    assert not forgotten, f"no list names these tests, so they would never run: {', '.join(forgotten)}"
     wanted = [word for word in sys.argv[1:] if "=" not in word]  # seed=N is for the tests themselves
     tests = [test for test in tests if not wanted or test.__name__ in wanted]
     failures, skipped = [], 0

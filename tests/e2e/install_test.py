@@ -275,5 +275,5 @@ def test_fish_completes():
 
 if __name__ == "__main__":
     main([test_what_is_installed_runs_from_elsewhere, test_nothing_is_of_the_build_tree, test_it_goes_without_a_trace,
-          test_units_name_the_prefix, test_install_says_what_is_wrong, test_man_pages_tell_every_option, test_bash_completes,
-          test_zsh_completes, test_fish_completes])
+          test_units_name_the_prefix, test_install_says_what_is_wrong, test_what_is_in_the_way_is_named_and_stays,
+          test_a_tree_that_breaks_off_leaves_nothing, test_man_pages_tell_every_option, test_bash_completes, test_zsh_completes, test_fish_completes])

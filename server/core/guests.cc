@@ -91,9 +91,9 @@ std::vector<planner::Decision> ScheduleOnce(const planner::ClusterView& view,
 }  // namespace
 
 planner::QueuedJob Core::State::Queued(const Guest& guest) const {
-  v1::Job job;
-  job.set_base_model(guest.of.base_model);
-  planner::QueuedJob queued = Alone(job, guest.longest_tokens, guest.of.shape);
+  const std::string& base_model = guest.of.base_model;
+  planner::QueuedJob queued =
+      Alone(catalog_.Model(base_model), base_model, guest.longest_tokens, guest.of.shape);
   queued.job = guest.name;
   queued.priority = std::numeric_limits<int32_t>::max();
   queued.arrival = guest.since_us;

@@ -284,12 +284,12 @@ class Core::State {
   int64_t SecondsSince(int64_t us) const;
   // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
-  planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens,
-                           planner::AdapterShape adapter) const;
+  static planner::QueuedJob Alone(const ModelState& model, const std::string& base_model,
+                                  int64_t longest_tokens, planner::AdapterShape adapter);
   // The stages that such a job would have on these workers, fitting them or lacking the least.
   std::optional<planner::Placement> StagesAlone(
       const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;
-  planner::QueuedJob Queued(const JobState& job) const;
+  planner::QueuedJob Queued(const JobState& job, const ModelState& model) const;
   planner::RunningJob RunningOf(const JobState& job) const;
   // Of the queue a decision looks at some (job_queue.h).
   enum class Waiting { kThoseLookedAt, kAll };

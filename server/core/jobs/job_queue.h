@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/core/events/options.h"
@@ -95,7 +96,7 @@ class JobQueue {
   const CoreOptions& options_;
   Turn& turn_;
   const Quotas& quotas_;
-  std::map<Key, JobState*> queue_;
+  absl::btree_map<Key, JobState*> queue_;  // walked at each forecast
   // As they stand, and JobState::place of each, where that is known; else without those that have
   // the place 0.
   mutable std::vector<JobState*> order_;

@@ -68,10 +68,7 @@ void Core::State::ReadRowsAgain(JobState& job) {
 
 absl::Status Core::State::AcceptRows(records::JobRecord& record, v1::JobError* error) const {
   if (absl::Status status = rows_.SumUp(record, error); !status.ok()) return status;
-  // After a restart the one that it fits may not be back yet: then the job waits in the queue and
-  // says why.
-  const bool all_back = turn_.starts() == 1 || turn_.run_us() >= options_.lease_ms * 1000;
-  if (!all_back || cluster_.empty()) return absl::OkStatus();
+  if (cluster_.empty()) return absl::OkStatus();
   const planner::QueuedJob job = Alone(record.job(), record.longest_tokens());
   const LoneGroup alone = cluster_.GroupAlone(job);
   if (job.stages < 2 && planner::Fits(alone.total(), alone.budget_bytes)) return absl::OkStatus();
@@ -86,8 +83,11 @@ void Core::State::FailRows(JobState& job, const v1::JobError& error) {
   jobs_.Fail(job, error.category(), error.reason(), error.message(), error.field(), error.line());
 }
 
+// After a restart one that it fits may not be back yet, though nobody remembers it.
 int64_t Core::State::JudgedFromUs() const {
-  return cluster_.grown_us() + options_.join_ms * kMillisecond;
+  const int64_t started_us = turn_.now_us() - turn_.run_us();
+  return std::max(cluster_.grown_us() + options_.join_ms * kMillisecond,
+                  turn_.starts() == 1 ? 0 : started_us + options_.lease_ms * kMillisecond);
 }
 
 bool Core::State::MayFitLater(const v1::JobError& error) const {

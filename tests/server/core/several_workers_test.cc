@@ -253,7 +253,12 @@ TEST_CASE("after a restart no job is judged by the workers that came back first"
   const std::string job = world->Submit(World::NewJob());
   world->CrashCoordinator();
   world->Connect(small);
-  world->RunUntilState(job, Job::QUEUED);
+  world->Sleep(options.core.lease_ms * 1000 - 10'000'000);
+  CHECK(world->StateOf(job) == Job::VALIDATING);
+  CHECK_THAT(world->Job(job).queue().why(), Catch::StartsWith("workers still join"));
+  const bool comes = GENERATE(true, false);
+  if (comes) world->Connect(HelloOf("large", 1LL << 30));
+  world->RunUntilState(job, comes ? Job::QUEUED : Job::FAILED);
   // Nor later, by those that are away.
   auto known = MakeWorld(options);
   known->Connect(HelloOf("large", 1LL << 30));

@@ -159,13 +159,16 @@ std::string WhyWait(Round& round, const Waiter& job) {
   if (const GroupState* group = Awaited(round, job)) return BeingChanged(NameOf(*group));
   const size_t base = round.sizes.of(job.job_class).base;
   for (const GroupState& group : round.groups) {
-    if (job.needs != nullptr && !round.FitsAlone(job, group)) continue;
-    if (group.base == base) return WhyNotIn(round, group, job);
+    if (group.base == base && round.FitsAlone(job, group)) return WhyNotIn(round, group, job);
   }
   if (job.needs != nullptr) return WhyNotTogether(round, job);
   std::string why = WhyNotOnIdle(round, job);
-  if (why.empty())
-    why = absl::StrCat("all workers train other base models (", BaseModels(round), ")");
+  if (why.empty()) {
+    const bool fits_all = std::ranges::all_of(
+        round.groups, [&](const GroupState& group) { return round.FitsAlone(job, group); });
+    why = absl::StrCat(fits_all ? "all workers" : "the workers with room for it",
+                       " train other base models (", BaseModels(round), ")");
+  }
   return absl::StrCat(why, "; waits until one is free");
 }
 

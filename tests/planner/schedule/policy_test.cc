@@ -257,6 +257,17 @@ TEST_CASE("Fair share takes one after another") {
   }
 }
 
+TEST_CASE("The reason is of a worker with room for the job, not of a group that never has") {
+  const int64_t small = BudgetFor(500, {8}), big = int64_t{8} << 30;  // x needs one of rank 1024
+  ClusterView view = View({Group("g", "m", small, {}), Group("h", "n", big, {{"a", 5, 9}})},
+                          {Job("x", 0, 0, "", 1024)});
+  CHECK(Text(view) ==
+        "wait #1: x (the workers with room for it train other base models (m, n); waits until one "
+        "is free)\n");
+  view.groups[1] = Group("h", "m", BudgetFor(500, {1024}), {{"a", 5, 9, 1024}});
+  CHECK(Text(view).find("beside the one job of group h") != std::string::npos);
+}
+
 TEST_CASE("One that has done no step in its place keeps it against equals, however short it is") {
   ClusterView view =
       View({Group("g", "m", int64_t{8} << 30, {{"a", 0, 0}})}, {Other(Job("x", 0, 9 * 3600))});

@@ -321,6 +321,8 @@ std::optional<int64_t> Sum(const History& history, std::optional<int64_t> Histor
   return sum;
 }
 
+bool IsRecorded(const HistoryJob& job) { return job.started_s && job.ended_s; }
+
 std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
   const History& history = scenario.history;
   std::vector<Row> rows;
@@ -341,13 +343,20 @@ std::vector<Row> ReplayAll(const ReplayScenario& scenario) {
     replay("first come first served", {}, FirstComeFirstServed, events);
     replay("one group a base model", {}, GangByGang, events);
   }
-  const bool recorded = std::ranges::any_of(
-      history.jobs, [](const HistoryJob& job) { return job.started_s && job.ended_s; });
-  if (recorded) {
+  if (std::ranges::any_of(history.jobs, IsRecorded)) {
     rows.push_back({"recorded", SummarizeRecord(history), std::nullopt,
                     Sum(history, &HistoryJob::moves), Sum(history, &HistoryJob::evictions)});
   }
   return rows;
+}
+
+// Empty where there is no such row, or all jobs are in it.
+std::string PartRecorded(const History& history) {
+  const auto ended = std::ranges::count_if(history.jobs, IsRecorded);
+  if (ended == 0 || ended == std::ssize(history.jobs)) return "";
+  return absl::StrCat("the row recorded is of the ", ended, " of ", history.jobs.size(),
+                      " jobs that had ended, the others are of all: compare them with a history "
+                      "whose jobs have all ended\n");
 }
 
 // Of the first row; empty where all ended.
@@ -391,13 +400,16 @@ absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
                              history.workers.size(), " workers; times in seconds\n\n",
                              RecordedText(*read, rows), kHeads);
   for (const Row& row : rows) result.text += ToText(row);
-  if (const std::string left = NeverEnded(history, rows.front()); !left.empty()) {
-    absl::StrAppend(&result.text, "\n", left);
+  for (const std::string& note : {PartRecorded(history), NeverEnded(history, rows.front())}) {
+    if (!note.empty()) absl::StrAppend(&result.text, "\n", note);
   }
   result.json = {{"jobs", history.jobs.size()},
                  {"base_models", bases.size()},
                  {"workers", history.workers.size()},
                  {"replays", ordered_json::array()}};
+  if (const auto ended = std::ranges::count_if(history.jobs, IsRecorded); ended > 0) {
+    result.json["recorded_jobs"] = ended;
+  }
   if (read->recorded) {
     result.json["recorded_policy"] = ToJson(read->recorded->policy);
     if (const std::string& label = read->recorded->share_label; !label.empty()) {

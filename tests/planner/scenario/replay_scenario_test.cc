@@ -210,6 +210,17 @@ TEST_CASE("A recorded history says under which settings, and what it does not kn
   CHECK(counted->json["replays"][1]["preemptions"] == 0);
   CHECK(counted->json["replays"][1]["groups"].is_null());
   CHECK(counted->text.find("           -      3        0       -\n") != std::string::npos);
+  const auto half = std::string("the row recorded is of the 2 of 3 jobs that had ended");
+  CHECK(counted->json["recorded_jobs"] == 2);
+  CHECK(counted->text.find(half) == std::string::npos);
+  json partly = scenario;
+  partly["jobs"].push_back(scenario["jobs"][0]);
+  partly["jobs"][2]["name"] = "c";
+  for (const char* field : {"started_s", "ended_s"}) partly["jobs"][2].erase(field);
+  const auto live = RunSchedule(partly);
+  REQUIRE(live.ok());
+  CHECK(live->json["recorded_jobs"] == 2);
+  CHECK(live->text.find(half) != std::string::npos);
   scenario["recorded_policy"] = {{"evict", false}, {"fair_share", true}, {"share_label", "team"}};
   const auto recorded = RunSchedule(scenario);
   REQUIRE(recorded.ok());

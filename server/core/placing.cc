@@ -172,14 +172,17 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
       }
     }
     entry.budget_bytes = worker.hello.memory_bytes();
-    entry.forming = group.phase == GroupState::Phase::kForming;
+    // Whom it would fit had better go elsewhere than wait for what comes of it.
+    const bool silent = std::ranges::any_of(
+        group.stages, [&](const StageState& stage) { return cluster_.IsSilent(WorkerOf(stage)); });
+    entry.forming = group.phase == GroupState::Phase::kForming && !silent;
     entry.open = (group.phase == GroupState::Phase::kRunning || entry.forming) &&
                  group.then == GroupState::Then::kGoOn && TakesJobs(group);
     entry.worker = group.first().worker;
     entry.device_name = DeviceKeyOf(&worker);
     entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
     if (group.pace.IsKnown()) entry.tokens_per_second = group.pace.Rate();
-    entry.changes = group.phase != GroupState::Phase::kRunning;
+    entry.changes = group.phase != GroupState::Phase::kRunning && !silent;
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {
       members.insert(job);

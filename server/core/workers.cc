@@ -93,6 +93,7 @@ void Core::State::OnConnected(const WorkerConnected& connected) {
 void Core::State::OnSaid(const WorkerSaid& said) {
   WorkerState* worker = cluster_.FindConnection(said.connection);
   if (!worker) return;  // it was closed; what it said before does not count
+  if (cluster_.IsSilent(*worker)) turn_.WantSchedule();
   worker->heard_us = turn_.now_us();
   GroupState* group = groups_.Find(worker->group);
   StageState* stage = group ? &group->StageOn(worker->hello.worker()) : nullptr;

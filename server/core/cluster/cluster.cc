@@ -16,8 +16,6 @@
 namespace lorad::server {
 namespace {
 
-// A worker that has missed so many may be dead: another one may take its name.
-constexpr int64_t kHeartbeatsMissed = 5;
 constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
 
 // It is lost, and no group of before this start waits for it.
@@ -230,8 +228,7 @@ std::string Cluster::WhyTaken(const worker::v1::Hello& hello) const {
   constexpr char kMend[] =
       "give this one another name (--name, with a bundle for it where it has one)";
   if (worker.connection != 0) {
-    const int64_t silent_us = turn_.now_us() - worker.heard_us;
-    if (silent_us > kHeartbeatsMissed * options_.heartbeat_ms * kMillisecond) return "";
+    if (IsSilent(worker)) return "";  // it may be dead
     return absl::StrCat("a worker named '", hello.worker(), "' is connected and alive: ", kMend);
   }
   const bool may_live = worker.connections == 0 && worker.hello.outlives_coordinator();

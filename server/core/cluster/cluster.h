@@ -111,6 +111,10 @@ class Cluster {
     return !worker.drained && WhyRests(worker).empty();
   }
   std::string WhyRests(const WorkerState& worker) const;
+  // It is connected, but so many heartbeats did not come that it may be stopped, or gone. One without
+  // a group leaves every second one out.
+  bool IsSilent(const WorkerState& worker) const;
+  static constexpr int64_t kSilentHeartbeats = 5;
   // The text that a waiting job shows about workers that rest or are drained; empty where none is.
   std::string WhyRest() const;
 

@@ -57,7 +57,16 @@ std::string Cluster::WhyRests(const WorkerState& worker) const {
     return absl::StrCat("lacks files of a model and tries again: ", worker.files_rest.why);
   }
   if (worker.leaves_epoch != 0) return "lets go of a group that was lost";
+  if (IsSilent(worker)) {
+    return absl::StrCat("has said nothing for more than ",
+                        kSilentHeartbeats * options_.heartbeat_ms / 1000, " s");
+  }
   return "";
+}
+
+bool Cluster::IsSilent(const WorkerState& worker) const {
+  return worker.connection != 0 && turn_.now_us() - worker.heard_us >
+                                       kSilentHeartbeats * options_.heartbeat_ms * kMillisecond;
 }
 
 std::string Cluster::WhyRest() const {

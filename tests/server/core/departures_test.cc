@@ -277,6 +277,56 @@ TEST_CASE("a job of higher priority takes a place; the victim is saved first and
   world->CheckInvariants();
 }
 
+TEST_CASE("nobody is evicted on a worker that says nothing while another one may make room") {
+  WorldOptions options = RoomForTwo();
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  Job content = LargeJob(0);
+  content.mutable_training()->set_epochs(100'000);
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 4; ++i) jobs.push_back(world->Submit(content));
+  for (const std::string& job : jobs) {
+    world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  }
+  const int silent = GENERATE(0, 1);
+  const bool is_known = GENERATE(true, false);  // when the job comes
+  world->worker(silent).Stop(20'000'000);
+  if (is_known) world->Sleep(6'000'000);
+  content.set_priority(5);
+  const int64_t asked_us = world->now_us();
+  world->RunUntilState(world->Submit(content), Job::RUNNING);
+  CHECK(world->now_us() - asked_us < (is_known ? 2'000'000 : 10'000'000));
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job goes to a worker that is heard of, or waits and says why") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  const int first = GENERATE(0, 1);
+  world->worker(first).Stop(20'000'000);
+  world->Sleep(6'000'000);
+  const int64_t asked_us = world->now_us();
+  const std::string placed = world->Submit(World::NewJob());
+  world->RunUntilState(placed, Job::RUNNING);
+  CHECK(world->now_us() - asked_us < 1'000'000);
+  world->RunUntilState(placed, Job::SUCCEEDED);
+  world->worker(1 - first).Stop(20'000'000);
+  world->Sleep(6'000'000);
+  const std::string waits = world->Submit(World::NewJob());
+  world->Sleep(100'000);
+  CHECK(world->StateOf(waits) == Job::QUEUED);
+  CHECK_THAT(world->Job(waits).queue().why(),
+             Catch::Contains("has said nothing for more than 5 s"));
+  world->RunUntilState(waits, Job::SUCCEEDED);  // when they go on
+  CHECK(world->Job(waits).attempts() == 1);
+  world->CheckInvariants();
+}
+
 TEST_CASE("jobs whose base models take longer to load than the minimum run still train by turns") {
   WorldOptions options;
   options.delay_us_max = 2'000'000;  // of each message: steps and loads take seconds

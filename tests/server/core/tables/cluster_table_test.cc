@@ -45,15 +45,20 @@ TEST_CASE("a worker is found by its connection until it is lost, and comes again
   CHECK(house.cluster.all().size() == 1);
 }
 
-TEST_CASE("the name of a worker that is connected is taken for five heartbeats") {
+TEST_CASE("for five heartbeats a worker that is connected takes jobs, and its name is taken") {
   Fixture house;
-  const worker::v1::Hello hello = house.Connect("w", 7).hello;
+  const WorkerState& worker = house.Connect("w", 7);
+  const worker::v1::Hello hello = worker.hello;
   house.Pass(5 * house.options.heartbeat_ms);
   CHECK_FALSE(house.cluster.WhyTaken(hello).empty());
+  CHECK(house.cluster.TakesJobs(worker));
   house.Pass(1);
   CHECK(house.cluster.WhyTaken(hello).empty());
+  CHECK_FALSE(house.cluster.TakesJobs(worker));
+  CHECK(house.cluster.WhyRest() == "worker 'w' has said nothing for more than 5 s");
   house.cluster.RenewLeases();
   CHECK_FALSE(house.cluster.WhyTaken(hello).empty());
+  CHECK(house.cluster.TakesJobs(worker));
 }
 
 TEST_CASE("a worker that is not connected is awaited for a lease from when it was heard of") {

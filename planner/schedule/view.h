@@ -166,7 +166,8 @@ struct SchedulePolicy {
   double least_share = 0.02;
 };
 
-// The largest of the workers that are away and may come back; "": none.
+// The largest of the workers that are away and may come back, of those that are drained or the
+// others; "": none.
 struct AwayWorker {
   std::string name;
   int64_t budget_bytes = 0;
@@ -189,7 +190,7 @@ struct ClusterView {
   // kEvaluatedShare.
   std::map<DeviceKey, double> evaluated_shares = {};
   double move_s = 2;  // that moving a job takes of its time: a checkpoint, and loading its slot
-  AwayWorker away = {};
+  AwayWorker away = {}, drained_away = {};
 };
 
 struct Decision {

@@ -60,10 +60,11 @@ std::string WhyNowhere(Round& round, const Waiter& job) {
     needed = round.sizes.AloneOn(job.job_class, round.KindOf(worker)).bytes[0];
   }
   if (Fits(needed, budget)) return "";
-  const AwayWorker& away = round.view.away;
-  if (Fits(needed, away.budget_bytes)) {
-    return absl::StrCat("needs ", NeededText(needed), "; waits for worker ", away.name,
-                        ", which offers ", ThereText(away.budget_bytes), " and is away");
+  for (const AwayWorker* away : {&round.view.away, &round.view.drained_away}) {
+    if (!Fits(needed, away->budget_bytes)) continue;
+    return absl::StrCat("needs ", NeededText(needed), "; waits for worker ", away->name,
+                        ", which offers ", ThereText(away->budget_bytes),
+                        away == &round.view.away ? " and is away" : ", is away and drained");
   }
   return absl::StrCat("needs ", NeededText(needed), "; the largest worker offers ",
                       ThereText(budget),

@@ -125,7 +125,8 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
   for (const auto& [name, worker] : cluster_.all()) {
     if (worker.connection == 0) {
       const int64_t bytes = worker.hello.memory_bytes();
-      if (!worker.drained && bytes > view.away.budget_bytes) view.away = {name, bytes};
+      planner::AwayWorker& away = worker.drained ? view.drained_away : view.away;
+      if (bytes > away.budget_bytes) away = {name, bytes};
       continue;
     }
     planner::WorkerView& entry = view.workers.emplace_back();

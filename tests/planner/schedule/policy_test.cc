@@ -113,6 +113,17 @@ TEST_CASE("Evictions") {
        "wait #1: x (needs " +
            NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
            "; waits for worker big, which offers 1048576 MiB and is away)\n"},
+      {"or for one that is drained, too, where there is no other",
+       [&] {
+         ClusterView view =
+             View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500)});
+         view.away = {"small", 1};
+         view.drained_away = {"big", int64_t{1} << 40};
+         return view;
+       }(),
+       "wait #1: x (needs " +
+           NeededText(BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), Rank(500)).total()) +
+           "; waits for worker big, which offers 1048576 MiB, is away and drained)\n"},
       {"what fits no worker drives nobody out, nor keeps others from it",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 9, 0, "", 500), Job("y", 1)}),
        "wait #1: x (needs " +

@@ -124,7 +124,14 @@ void Core::State::OnSaid(const WorkerSaid& said) {
 
 void Core::State::OnGone(const WorkerGone& gone) {
   WorkerState* worker = cluster_.FindConnection(gone.connection);
-  if (worker) LoseWorker(*worker, gone.reason, Loss::kAnybodys);
+  if (!worker) return;
+  // Its stream may have been ended on its behalf: by the kernel of a host that is gone, say.
+  const std::string why =
+      cluster_.IsSilent(*worker)
+          ? absl::StrCat("its control stream ended after it had said nothing for ",
+                         (turn_.now_us() - worker->heard_us) / 1'000'000, " s")
+          : gone.reason;
+  LoseWorker(*worker, why, Loss::kAnybodys);
 }
 
 void Core::State::CloseWorker(WorkerState& worker, const std::string& why, Loss loss) {

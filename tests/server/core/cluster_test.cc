@@ -98,6 +98,26 @@ TEST_CASE("a worker that falls silent is lost after its lease") {
   world->CheckInvariants();
 }
 
+TEST_CASE("of a stream that ends after its worker was silent, that is what is said") {
+  for (const bool silent : {true, false}) {
+    auto world = MakeWorld();
+    world->StartWorkers();
+    Job content = World::NewJob();
+    content.mutable_training()->set_epochs(100'000);
+    const std::string job = world->Submit(content);
+    world->RunUntil([&] { return world->Job(job).step() >= 1; });
+    if (silent) world->worker(0).Silence();
+    world->Sleep(10'000'000);
+    world->worker(0).EndStream(absl::UnavailableError("it is over"));
+    world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LOST"); });
+    for (const v1::Event& event : world->Events(job)) {
+      if (event.reason() != "WORKER_LOST") continue;
+      CHECK_THAT(event.message(),
+                 Catch::Contains(silent ? "had said nothing for 10 s" : "it is over"));
+    }
+  }
+}
+
 TEST_CASE("a job whose workers die again and again without a step fails, by us") {
   WorldOptions options;
   options.core.losses_without_progress_max = 3;

@@ -19,6 +19,7 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
     bool begins = false;
     int64_t less_important = 0;
     double fewer_points = 0;
+    int64_t waited_less = 0;  // 0 where nobody gathers points
     int64_t arrival = 0;
     size_t job = 0;  // its index
 
@@ -26,9 +27,10 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   };
   std::vector<Standing> order;
   order.reserve(view.queue.size());
+  const bool gather = view.policy.points_per_hour > 0;
   for (const QueuedJob& job : view.queue) {
     order.push_back({!job.resumes, -int64_t{job.priority}, -PointsOf(view.policy, job.waited_s),
-                     job.arrival, order.size()});
+                     gather ? -job.waited_s : 0, job.arrival, order.size()});
   }
   std::ranges::sort(order);
   if (view.policy.fair_share) {

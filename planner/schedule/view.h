@@ -145,9 +145,9 @@ struct SchedulePolicy {
   // its time, else jobs whose base models take longer to load than that would change places for ever.
   int64_t MinimumRun() const { return std::max<int64_t>(minimum_run_s, 1); }
   // A waiting job gains so many points an hour, up to the most. Points order jobs of one static
-  // priority, ties by arrival; and one point lets a job take the place of one of equal priority
-  // that has had its minimum run time. No points ever lift a job over a higher priority, nor let it
-  // evict one.
+  // priority, ties by what they have waited since they were queued last (with 0 points an hour not),
+  // then by arrival; and one point lets a job take the place of one of equal priority that has had
+  // its minimum run time. No points ever lift a job over a higher priority, nor let it evict one.
   double points_per_hour = 1;
   double points_max = 4;
   // A job has one point less for each job of its label group that runs, or that stands before it

@@ -1,7 +1,9 @@
 // Histories whose ends can be followed by hand; the policy is asked at once.
 #include "planner/replay/replay.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <vector>
 
 #include "planner/replay/baselines.h"
 #include "tests/planner/replay/fixtures.h"
@@ -75,6 +77,23 @@ TEST_CASE("A job of higher priority takes the place of one that is saved meanwhi
   CHECK(outcome.jobs[0].waited_s == Approx(3));
   CHECK(outcome.jobs[1].waited_s == Approx(2));
   CHECK(Summarize(history, outcome).worst_wait_s == Approx(3));
+}
+
+TEST_CASE("Equals take turns, however long each has waited") {
+  const History history = Of(
+      {WithRoomFor(There("w"), 1)},
+      {Comes("a", 0, 40'000), Comes("b", 1, 40'000), Comes("c", 2, 40'000), Comes("d", 3, 40'000)});
+  SchedulePolicy policy;
+  policy.minimum_run_s = 600;
+  policy.points_per_hour = 6;
+  policy.points_max = 1;  // after 10 minutes all have as many
+  const Outcome outcome = Replay(history, policy, Schedule, kAtOnce);
+  std::vector<double> first_s(4, kNever);
+  for (const Stay& stay : outcome.stays) {
+    first_s[stay.job] = std::min(first_s[stay.job], stay.from_s);
+  }
+  for (const double start_s : first_s) CHECK(start_s < 4 * 700);
+  CHECK(outcome.evictions > 40);
 }
 
 TEST_CASE("A worker that goes takes along what was not saved") {

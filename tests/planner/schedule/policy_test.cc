@@ -189,11 +189,11 @@ TEST_CASE("The order of the queue") {
        {},
        false,
        "b a"},
-      {"points end at the most, then arrival decides",
-       {job("b", 2, 0, 90 * kHour), job("a", 1, 0, 4 * kHour)},
+      {"points end at the most, then who has waited longer goes first, else some would never come",
+       {job("a", 1, 0, 4 * kHour), job("b", 2, 0, 90 * kHour), job("c", 3, 0, 4 * kHour)},
        {},
        false,
-       "a b"},
+       "b a c"},
       {"points never cross priorities",
        {job("a", 1, 0, 90 * kHour), job("b", 2, 1)},
        {},
@@ -240,7 +240,7 @@ std::string FairOrderOf(const ClusterView& view) {
     const auto key = [&](const QueuedJob* job) {
       return std::tuple(!job->resumes, -job->priority,
                         shares[job->label_group] - PointsOf(view.policy, job->waited_s),
-                        job->arrival);
+                        -job->waited_s, job->arrival);
     };
     const auto first = std::ranges::min_element(left, {}, key);
     absl::StrAppend(&order, order.empty() ? "" : " ", (*first)->job);

@@ -1,6 +1,7 @@
 #include "client/whole_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,19 +27,24 @@ fs::path Followed(fs::path file) {
   return file;
 }
 
-// Into what is opened so; 0, or errno.
-int Write(const fs::path& file, int flags, const std::string& text) {
-  const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
-  if (fd < 0) return errno;
-  int error = 0;
-  for (std::size_t at = 0; at < text.size() && error == 0;) {
+// 0, or errno.
+int WriteAll(int fd, const std::string& text) {
+  for (std::size_t at = 0; at < text.size();) {
     const ssize_t written = write(fd, text.data() + at, text.size() - at);
     if (written >= 0) {
       at += static_cast<std::size_t>(written);
     } else if (errno != EINTR) {
-      error = errno;
+      return errno;
     }
   }
+  return 0;
+}
+
+// Into what is opened so; 0, or errno.
+int Write(const fs::path& file, int flags, mode_t mode, const std::string& text) {
+  const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | flags, mode);
+  if (fd < 0) return errno;
+  int error = WriteAll(fd, text);
   if (close(fd) != 0 && error == 0) error = errno;
   return error;
 }
@@ -48,8 +54,12 @@ int Replace(const fs::path& file, const std::string& text) {
   fs::path partial = file;
   partial += ".partial";
   unlink(partial.c_str());  // of one that was ended meanwhile
-  int error = Write(partial, O_CREAT | O_EXCL, text);
+  struct stat before = {};
+  const bool was_there = stat(file.c_str(), &before) == 0;
+  const mode_t mode = was_there ? before.st_mode & 0777 : 0666;
+  int error = Write(partial, O_CREAT | O_EXCL, mode, text);
   if (error == EEXIST) return error;  // not ours
+  if (error == 0 && was_there && chmod(partial.c_str(), mode) != 0) error = errno;
   if (error == 0 && rename(partial.c_str(), file.c_str()) != 0) error = errno;
   if (error != 0) unlink(partial.c_str());
   return error;
@@ -61,12 +71,14 @@ absl::Status WriteWhole(const std::string& file, const std::string& text) {
   std::error_code unknown;
   const fs::file_status status = fs::status(file, unknown);
   int error = 0;
-  if (!fs::status_known(status)) {  // a ring of links, or a folder that we may not look into
+  if (file == "/dev/stdout") {  // as it is open, though it may be a file
+    error = WriteAll(STDOUT_FILENO, text);
+  } else if (!fs::status_known(status)) {  // a ring of links, or a folder that we may not look into
     error = unknown.value();
   } else if (fs::is_directory(status)) {
     error = EISDIR;
   } else if (fs::exists(status) && !fs::is_regular_file(status)) {
-    error = Write(file, 0, text);
+    error = Write(file, 0, 0, text);
   } else {
     error = Replace(Followed(file), text);
   }

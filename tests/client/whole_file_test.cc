@@ -40,6 +40,31 @@ TEST_CASE("A file is made, and replaced whole") {
   CHECK_FALSE(fs::exists(file + ".partial"));
 }
 
+TEST_CASE("A file keeps its mode") {
+  const storage::TempDirectory folder;
+  const std::string file = folder / "file";
+  const auto mode = static_cast<fs::perms>(GENERATE(0600, 0664));
+  std::ofstream(file) << "old";
+  fs::permissions(file, mode);
+  REQUIRE(WriteWhole(file, "new").ok());
+  CHECK(fs::status(file).permissions() == mode);
+}
+
+TEST_CASE("Standard output is written to as it is open, also where it is a file") {
+  const storage::TempDirectory folder;
+  const std::string file = folder / "file";
+  std::ofstream(file) << "old ";
+  const int before = dup(STDOUT_FILENO);
+  const int out = open(file.c_str(), O_WRONLY | O_APPEND);
+  REQUIRE(dup2(out, STDOUT_FILENO) == STDOUT_FILENO);
+  const absl::Status status = WriteWhole("/dev/stdout", "new");
+  dup2(before, STDOUT_FILENO);
+  close(before);
+  close(out);
+  CHECK(status.ok());
+  CHECK(TextOf(file) == "old new");
+}
+
 TEST_CASE("A link stays, and what it leads to is written") {
   const storage::TempDirectory folder;
   fs::create_directories(folder / "there");

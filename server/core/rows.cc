@@ -83,11 +83,12 @@ void Core::State::FailRows(JobState& job, const v1::JobError& error) {
   jobs_.Fail(job, error.category(), error.reason(), error.message(), error.field(), error.line());
 }
 
-// After a restart one that it fits may not be back yet, though nobody remembers it.
+// After a restart one that it fits may not be back yet, though nobody remembers it; and one that comes
+// back in another process, with more memory, has its name again after a lease (Cluster::WhyTaken).
 int64_t Core::State::JudgedFromUs() const {
   const int64_t started_us = turn_.now_us() - turn_.run_us();
-  return std::max(cluster_.grown_us() + options_.join_ms * kMillisecond,
-                  turn_.starts() == 1 ? 0 : started_us + options_.lease_ms * kMillisecond);
+  const int64_t back_us = turn_.starts() == 1 ? 0 : started_us + options_.lease_ms * kMillisecond;
+  return std::max(cluster_.grown_us(), back_us) + options_.join_ms * kMillisecond;
 }
 
 bool Core::State::MayFitLater(const v1::JobError& error) const {

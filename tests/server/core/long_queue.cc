@@ -92,6 +92,9 @@ TEST_CASE("beside 10,000 that wait an estimate and a forecast of all take less t
     estimate_ms = std::min(
         estimate_ms, crowd.Apply(Requested{2, EstimateJob{.job = Crowd::JobOf(i), .name = ""}}));
     CHECK(std::get<v1::JobEstimate>(crowd.replies.at(0)).has_forecast());
+    worker::v1::WorkerMessage lives;
+    lives.mutable_heartbeat();
+    crowd.Apply(WorkerSaid{1, std::move(lives)});
     crowd.now_us += 1'000'000;
     forecast_ms = std::min(forecast_ms, crowd.Apply(TimerFired{kForecastDue}));
   }

@@ -74,7 +74,7 @@ struct RunningJob {
   // Is `leaving` because it ends here, but first has its last evaluation to do: until then it takes
   // part in rounds.
   bool finishes = false;
-  int64_t moved_s = kNeverMoved;  // since kReplace moved it last
+  int64_t moved_s = kNeverMoved;  // since kReplace moved it last; 0 until its first step there
   // Was re-placed and is on its way into this group: it takes room, and nothing is decided of it.
   // In the group that it comes from it is `leaving`.
   bool coming = false;

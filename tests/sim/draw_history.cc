@@ -225,7 +225,7 @@ void DrawBesieged(std::mt19937_64& random, History* history) {
 }
 
 // Two or three slow workers, nothing goes wrong, and whoever waits may soon take the place of who
-// has run for a second or some.
+// has run for a second or some; the jobs are long, and some have soon got the most points.
 void DrawJostling(std::mt19937_64& random, History* history) {
   const int workers = Draw(random, 2, 3);
   history->site.machines.clear();
@@ -234,11 +234,13 @@ void DrawJostling(std::mt19937_64& random, History* history) {
   }
   planner::SchedulePolicy& policy = history->site.core.policy;
   policy.minimum_run_s = Draw(random, 1, 3);
-  policy.points_per_hour = 3600;
-  policy.points_max = 100;
+  policy.points_per_hour = random() % 4 > 0 ? 3600 : 0;
+  policy.points_max = random() % 2 == 0 ? Draw(random, 1, 4) : 100;
   policy.fair_share = random() % 3 == 0;
-  history->rates.owns = 0.1 * Draw(random, 1, 5);
-  for (int i = workers + Draw(random, 1, 6); i > 0; --i) {
+  history->rates.owns = 0.1 * Draw(random, 1, 10);
+  history->rates.epochs_max = 20;
+  history->rates.priorities = 1 + random() % 2;
+  for (int i = workers + Draw(random, 2, 7); i > 0; --i) {
     const int64_t at_us = static_cast<int64_t>(random() % 20'000'000);
     history->happenings.push_back({0, at_us, kJobKind, random(), random() >> 1});
   }
@@ -304,7 +306,7 @@ History DrawHistory(uint64_t seed) {
     Number(history.happenings);
     return history;
   }
-  if (seed % kJostlingEvery == 41) {
+  if (seed % kJostlingEvery == 25) {
     DrawJostling(random, &history);
     Number(history.happenings);
     return history;

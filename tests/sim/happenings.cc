@@ -25,7 +25,7 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   adapter.set_alpha(8);
   adapter.add_target_modules("q_proj");
   v1::TrainingConfig& training = *job.mutable_training();
-  training.set_epochs(1 + draw(3));
+  training.set_epochs(1 + draw(rates.epochs_max));
   training.set_batch_size(2 + draw(4));
   training.set_max_length(61 + draw(4));
   training.set_learning_rate(1e-3);
@@ -43,7 +43,7 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   const bool evaluates = !job.validation_dataset().empty() && training.eval_every_steps() > 0 &&
                          training.checkpoint_every_steps() > 0;
   if (evaluates && (b >> 56) % 3 == 0) training.set_checkpoint_keep_best(1 + (b >> 58) % 2);
-  job.set_priority(draw(3));
+  job.set_priority(draw(rates.priorities));
   (*job.mutable_labels())["team"] = draw(2) == 0 ? "a" : "b";
   if (!rates.layers.empty()) {
     const int layers = rates.layers[static_cast<size_t>(draw(rates.layers.size()))];

@@ -21,6 +21,8 @@ struct Rates {
   double owns = 0;       // trained with a model, a dataset or an adapter of its own
   double poisoned = 0;   // whose steps are not finite from some step on
   double deadly = 0;     // whose steps end their workers
+  uint64_t epochs_max = 3;
+  uint64_t priorities = 3;  // from 0
   // Of base models of so many layers (models.h), each alike; 0: the tiny one. None: all are of that.
   std::vector<int> layers;
 };

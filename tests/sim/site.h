@@ -209,6 +209,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void CheckToldChange(const server::RevisionLog::Revision& revision);
   void CheckDeparture(const v1::Job& before, const v1::Job& job);
   void CheckRoomMade(const std::string& leaver, const std::string& why);
+  void CheckTurns(const v1::Job& job);
   void CheckJob(const v1::Job& job);
 
   // CoordinatorSide.
@@ -255,8 +256,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<std::string, v1::Job> followed_;  // by that watcher, as it saw them last
   std::map<int64_t, Told> seen_;             // by that watcher
   std::map<std::string, int64_t> came_us_;   // jobs, likewise
-  // By a job that waits, and one that left its group to make room for it: how often it did.
-  std::map<std::string, std::map<std::string, int64_t>> room_made_;
+  using Times = std::map<std::string, std::map<std::string, int64_t>>;
+  Times room_made_;  // by a job that waits, and one that left its group for it: how often it did
+  Times turns_;  // by a job that waits, and an equal one for which others did: how often it began
   std::vector<int64_t> succeeded_us_;                 // when those came that have
   bool has_missed_ = false;                           // that watcher, and it was told so
   int64_t idle_us_ = 0;                               // the loop had done all that had come

@@ -39,6 +39,8 @@ bool Site::WatchOn() {
     has_missed_ = has_missed_ || !seen_.empty();
     orders_.Missed();
     followed_.clear();
+    room_made_.clear();
+    turns_.clear();
     found = ReadRevisions(++watched_, 1000);
   }
   INFO("seed " << options_.seed << ", watched up to " << watched_ << ": " << found.status());
@@ -86,7 +88,7 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
     succeeded_us_.push_back(came_us);
   }
   orders_.Told(message.job());
-  if (message.job().state() != v1::Job::QUEUED) room_made_.erase(revision.job);
+  if (message.job().state() != v1::Job::QUEUED) CheckTurns(message.job());
   followed_[revision.job] = message.job();
 }
 
@@ -125,6 +127,23 @@ void Site::CheckRoomMade(const std::string& leaver, const std::string& why) {
   INFO("job " << leaver << " makes room for job " << waits << " " << times
               << " times, and it has not begun: " << it->second.ShortDebugString());
   REQUIRE(times <= kTimes + deaths_ + closings_ + streams_ended_);
+}
+
+// Others have left their groups for a job that waited. Of equal ones that wait on, each has its turn
+// before the job has its next; where teams share, or nobody gathers points, it may be otherwise.
+void Site::CheckTurns(const v1::Job& job) {
+  constexpr int64_t kTimes = 1;
+  turns_.erase(job.name());
+  if (room_made_.erase(job.name()) == 0 || !IsPlaced(job.state())) return;
+  const planner::SchedulePolicy& policy = options_.core.policy;
+  if (policy.fair_share || policy.points_per_hour <= 0) return;
+  for (const auto& [name, other] : followed_) {
+    if (other.state() != v1::Job::QUEUED || other.priority() != job.priority()) continue;
+    const int64_t times = ++turns_[name][job.name()];
+    INFO("job " << job.name() << " takes a place " << times
+                << " times while this one waits: " << other.ShortDebugString());
+    REQUIRE(times <= kTimes + deaths_ + closings_ + streams_ended_);
+  }
 }
 
 bool Site::MayBeGone(int64_t revision) const {

@@ -103,7 +103,9 @@ class Simulation {
     Place& place = NewPlace(WorkersOf(group));
     place.Take(group);
     // What is under way with it is over soon, where its workers take jobs at all.
-    const auto takes = [&](size_t worker) { return !round_.idle[worker].worker->doubtful; };
+    const auto takes = [&](size_t worker) {
+      return !round_.idle[worker].worker->doubtful && !round_.idle[worker].worker->silent;
+    };
     place.open = group.open || std::ranges::all_of(place.workers, takes);
     for (const MemberState& member : place.group.members) Begins(member.job, 0);
   }

@@ -155,6 +155,7 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.open = group.open;
   state.changes = group.changes;
   state.forming = group.forming;
+  state.rests = !group.open && !group.changes;
   state.formed_s = group.formed_s;
   state.jobs = group.jobs.size();
   SetPace(state, paces);

@@ -94,6 +94,7 @@ struct GroupState {
   bool open = false;
   bool changes = false;
   bool forming = false;
+  bool rests = false;    // its worker, or that of a stage, takes no jobs
   bool touched = false;  // a running job comes into it by a decision of this round
   int64_t formed_s = 0;
   double tokens_per_second = 0;  // GroupView's

@@ -43,6 +43,7 @@ struct WorkerView {
   // said nothing, for longer than what it was asked should take. No job waits for it that several
   // others would hold.
   bool doubtful = false;
+  bool silent = false;  // its heartbeats stay away: it takes no jobs, and nothing is foretold of it
 };
 
 // A stage of a group of several workers.

@@ -94,8 +94,11 @@ std::string WhyNotTogether(const Round& round, const Waiter& job) {
 
 std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
   const std::string name = NameOf(group);
+  if (group.rests) return absl::StrCat(name, " takes no jobs now");
   if (!group.open) return BeingChanged(name);
-  if (const Waiter* ahead = round.Ahead(group); ahead != nullptr && ahead != &job) {
+  // Others leave another group for this one: then one behind it is the first here.
+  const Waiter* ahead = round.Ahead(group);
+  if (ahead != nullptr && ahead < &job) {
     return absl::StrCat("behind ", NameOf(*ahead), ", for which ", name, " is draining");
   }
   if (group.full()) return absl::StrCat(name, " is full");

@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 
+#include "planner/schedule/why.h"
 #include "sizes/bytes_text.h"
 #include "tests/planner/fixtures.h"
 
@@ -187,9 +188,9 @@ TEST_CASE("Decisions") {
       {"but not before a group without jobs",
        {{Busy("w1"), Idle("w2")}, {Group("g", "m", 0)}, {Job("a", "m", 1)}},
        "admit g: a\n"},
-      {"a group that is not open is waited for",
+      {"a group whose worker takes no jobs",
        {{Busy("w")}, {Group("g", "m", 1, false)}, {Job("a", "m", 1)}},
-       "wait #1: a (group g is being formed or changed)\n"},
+       "wait #1: a (group g takes no jobs now)\n"},
       {"longer rows form the group again",
        {{Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 501)}},
        "reform #1 g 1024/501: a\n"},
@@ -256,6 +257,18 @@ TEST_CASE("A group that changes is waited for, but not beside one without jobs")
     view.groups[1] = Group("h", "m", 0);
     CHECK(Text(view) == "reform #1 h 1024/501: a\n");
   }
+}
+
+TEST_CASE("Nobody waits behind one that stands behind it") {
+  const ClusterView view{
+      {Busy("w")}, {Group("g", "m", 2)}, {Job("a", "m", 1, 100), Job("b", "m", 2)}};
+  Round round(view);
+  round.waiting = {&round.queue[0], &round.queue[1]};
+  CHECK(WhyWait(round, round.queue[1]) == "behind job a, for which group g is draining");
+  Round later(view);
+  later.waiting = {&later.queue[0], &later.queue[1]};
+  later.settled.insert(later.queue[0].job);  // others leave another group for it
+  CHECK(WhyWait(later, later.queue[0]).find("behind") == std::string::npos);
 }
 
 TEST_CASE("Random clusters: budgets hold, groups are of one base model, all jobs are answered") {

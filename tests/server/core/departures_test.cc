@@ -322,6 +322,8 @@ TEST_CASE("a job goes to a worker that is heard of, or waits and says why") {
   CHECK(world->StateOf(waits) == Job::QUEUED);
   CHECK_THAT(world->Job(waits).queue().why(),
              Catch::Contains("has said nothing for more than 5 s"));
+  const auto estimate = world->Get<v1::JobEstimate>(EstimateJob{.job = World::NewJob()});
+  CHECK_THAT(estimate.no_forecast(), Catch::Contains("has said nothing for more than 5 s"));
   world->RunUntilState(waits, Job::SUCCEEDED);  // when they go on
   CHECK(world->Job(waits).attempts() == 1);
   world->CheckInvariants();

@@ -17,6 +17,7 @@
 #include "client/text/stages.h"
 #include "client/text/table.h"
 #include "client/text/width.h"
+#include "client/whole_file.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 
 namespace lorad::client {
@@ -219,6 +220,7 @@ void AddClusterCommands(CLI::App& app, Session& session) {
   CLI::Option& record = *cluster.add_option(
       "--record", recording->file,
       "Write its history into this file, for `lorad-plan schedule`, and keep it up until Ctrl-C");
+  record.check(CheckFile);
   cluster.add_flag("--once", recording->once, "Write it once")->needs(&record);
   cluster
       .add_option("--share-label", recording->share_label,

@@ -86,7 +86,8 @@ void AddTraceCommand(CLI::App& app, Session& session) {
           "job", [options](const std::string& job) { options->request.set_job(job); },
           "Its id or name")
       ->required();
-  trace.add_option("-o,--output", options->file, "Write a Chrome trace into this file");
+  trace.add_option("-o,--output", options->file, "Write a Chrome trace into this file")
+      ->check(CheckFile);
   trace.add_option_function<int>(
       "--microbatches", [options](int count) { options->request.set_microbatches(count); },
       "Of the newest so many (256; at most 1,024)");

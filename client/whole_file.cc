@@ -88,4 +88,8 @@ absl::Status WriteWhole(const std::string& file, const std::string& text) {
                             ": name a file in a folder that you may write to and that has room"));
 }
 
+std::string CheckFile(const std::string& file) {
+  return file.empty() ? "the path is empty: name the file that is to be written" : "";
+}
+
 }  // namespace lorad::client

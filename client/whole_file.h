@@ -13,4 +13,7 @@ namespace lorad::client {
 // Errors: FILE_UNWRITABLE, also where it is a folder.
 absl::Status WriteWhole(const std::string& file, const std::string& text);
 
+// Why no file can be at that path, for options that name one; "" where one may be.
+std::string CheckFile(const std::string& file);
+
 }  // namespace lorad::client

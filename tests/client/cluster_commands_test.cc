@@ -192,6 +192,7 @@ TEST_CASE_METHOD(Fixture, "a trace that cannot be had, or written, is an error")
   cluster.trace = TwoStages();
   CHECK(Run("trace job-none").reason == "JOB_NOT_FOUND");
   CHECK(Run("trace").reason == "USAGE");
+  CHECK(Run("trace job-a -o EMPTY").reason == "USAGE");
   const Ran nowhere = Run("trace job-a -o /no/such/folder/trace.json");
   CHECK(nowhere.reason == "FILE_UNWRITABLE");
   CHECK(Has(nowhere.error, "/no/such/folder/trace.json cannot be written: No such file"));

@@ -119,6 +119,16 @@ TEST_CASE_METHOD(Fixture, "a label to share by is judged by the daemon") {
         "  filter: column 1: keys must be ..\n");
 }
 
+// Without a file the command is another one, which shows the cluster.
+TEST_CASE_METHOD(Fixture, "an empty path is wrong usage") {
+  for (const char* command : {"cluster --record EMPTY", "cluster --once --record EMPTY"}) {
+    const Ran ran = served.Run(command);
+    CHECK(ran.reason == "USAGE");
+    CHECK(ran.error == "--record: the path is empty: name the file that is to be written");
+    CHECK(ran.out.empty());
+  }
+}
+
 TEST_CASE_METHOD(Fixture, "what is no regular file stays what it is") {
   std::filesystem::create_symlink("/dev/null", file);
   CHECK(Record().reason == "OK");

@@ -23,7 +23,7 @@ namespace lorad::client {
 struct Ran {
   std::string reason;  // "OK", "USAGE" or that of the error
   std::string out, err;
-  std::string error;  // as it is printed
+  std::string error;  // as it is printed; of wrong usage what the parser says
 };
 
 // As `lora ARGUMENTS`, where EMPTY stands for '', of a client whose service listens there, on loopback.
@@ -62,8 +62,9 @@ inline Ran RunCommand(int port, const std::string& arguments, bool json = false)
     std::ostringstream printed;
     if (!status.ok()) PrintError(status, printed);
     ran.error = printed.str();
-  } catch (const CLI::ParseError&) {
+  } catch (const CLI::ParseError& wrong) {
     ran.reason = "USAGE";
+    ran.error = wrong.what();
   }
   std::cout.rdbuf(real_out);
   std::cerr.rdbuf(real_err);

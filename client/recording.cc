@@ -83,6 +83,7 @@ absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
     if (!status.ok()) return status;
   }
   Record record(options.share_label.value_or(""));
+  WholeFile file(options.file);
   bool lost = false;
   size_t told = 0;
   for (bool first = true;; first = false, std::this_thread::sleep_for(kLookEvery)) {
@@ -96,7 +97,7 @@ absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
     if (first) {
       for (const std::string& note : record.ShareNotes()) std::cerr << "lora: " << note << "\n";
     }
-    if (auto status = WriteWhole(options.file, record.ToText()); !status.ok()) return status;
+    if (auto status = file.Write(record.ToText()); !status.ok()) return status;
     if (first || record.jobs() != told) {
       told = record.jobs();
       std::cerr << "lora: " << told << (told == 1 ? " job" : " jobs") << " in " << options.file

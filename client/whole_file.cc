@@ -40,9 +40,9 @@ int WriteAll(int fd, const std::string& text) {
   return 0;
 }
 
-// Into what is opened so; 0, or errno.
-int Write(const fs::path& file, int flags, mode_t mode, const std::string& text) {
-  const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | flags, mode);
+// Into a file that was not there; 0, or errno.
+int WriteNew(const fs::path& file, mode_t mode, const std::string& text) {
+  const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, mode);
   if (fd < 0) return errno;
   int error = WriteAll(fd, text);
   if (close(fd) != 0 && error == 0) error = errno;
@@ -57,7 +57,7 @@ int Replace(const fs::path& file, const std::string& text) {
   struct stat before = {};
   const bool was_there = stat(file.c_str(), &before) == 0;
   const mode_t mode = was_there ? before.st_mode & 0777 : 0666;
-  int error = Write(partial, O_CREAT | O_EXCL, mode, text);
+  int error = WriteNew(partial, mode, text);
   if (error == EEXIST) return error;  // not ours
   if (error == 0 && was_there && chmod(partial.c_str(), mode) != 0) error = errno;
   if (error == 0 && rename(partial.c_str(), file.c_str()) != 0) error = errno;
@@ -67,25 +67,33 @@ int Replace(const fs::path& file, const std::string& text) {
 
 }  // namespace
 
-absl::Status WriteWhole(const std::string& file, const std::string& text) {
+WholeFile::~WholeFile() {
+  if (stream_ >= 0) close(stream_);
+}
+
+// 0, or errno.
+int WholeFile::WriteInto(const std::string& text) {
+  if (path_ == "/dev/stdout") return WriteAll(STDOUT_FILENO, text);  // though it may be a file
+  if (stream_ >= 0) return WriteAll(stream_, text);
   std::error_code unknown;
-  const fs::file_status status = fs::status(file, unknown);
-  int error = 0;
-  if (file == "/dev/stdout") {  // as it is open, though it may be a file
-    error = WriteAll(STDOUT_FILENO, text);
-  } else if (!fs::status_known(status)) {  // a ring of links, or a folder that we may not look into
-    error = unknown.value();
-  } else if (fs::is_directory(status)) {
-    error = EISDIR;
-  } else if (fs::exists(status) && !fs::is_regular_file(status)) {
-    error = Write(file, 0, 0, text);
-  } else {
-    error = Replace(Followed(file), text);
-  }
+  const fs::file_status status = fs::status(path_, unknown);
+  // A ring of links, or a folder that we may not look into.
+  if (!fs::status_known(status)) return unknown.value();
+  if (fs::is_directory(status)) return EISDIR;
+  if (!fs::exists(status) || fs::is_regular_file(status)) return Replace(Followed(path_), text);
+  stream_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  return stream_ < 0 ? errno : WriteAll(stream_, text);
+}
+
+absl::Status WholeFile::Write(const std::string& text) {
+  const int error = WriteInto(text);
   if (error == 0) return absl::OkStatus();
+  const char* what_to_do = error == EPIPE
+                               ? "who read it has gone: start both again"
+                               : "name a file in a folder that you may write to and that has room";
   return Error("FILE_UNWRITABLE",
-               absl::StrCat(file, " cannot be written: ", std::generic_category().message(error),
-                            ": name a file in a folder that you may write to and that has room"));
+               absl::StrCat(path_, " cannot be written: ", std::generic_category().message(error),
+                            ": ", what_to_do));
 }
 
 std::string CheckFile(const std::string& file) {

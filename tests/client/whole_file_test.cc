@@ -7,6 +7,8 @@
 
 #include <array>
 #include <catch2/catch.hpp>
+#include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -100,6 +102,38 @@ TEST_CASE("A pipe is written into") {
   CHECK(read(reader, bytes.data(), bytes.size()) == 3);
   CHECK(std::string(bytes.data()) == "one");
   close(reader);
+  CHECK(fs::is_fifo(pipe));
+}
+
+// Who reads it would take the end of the first text for the end of all.
+TEST_CASE("A pipe stays open between texts, until its reader goes") {
+  const storage::TempDirectory folder;
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  REQUIRE(reader >= 0);
+  std::array<char, 16> bytes{};
+  {
+    WholeFile file(pipe);
+    for (const char* text : {"one", "two"}) {
+      REQUIRE(file.Write(text).ok());
+      CHECK(read(reader, bytes.data(), bytes.size()) == 3);
+      CHECK(std::string(bytes.data()) == text);
+      CHECK(read(reader, bytes.data(), bytes.size()) == -1);  // none yet, and no end
+      CHECK(errno == EAGAIN);
+    }
+  }
+  CHECK(read(reader, bytes.data(), bytes.size()) == 0);
+  {
+    WholeFile file(pipe);
+    REQUIRE(file.Write("three").ok());
+    close(reader);
+    signal(SIGPIPE, SIG_IGN);
+    const absl::Status gone = file.Write("four");
+    signal(SIGPIPE, SIG_DFL);
+    CHECK(ReasonOf(gone) == "FILE_UNWRITABLE");
+    CHECK(gone.message().find("Broken pipe: who read it has gone") != std::string::npos);
+  }
   CHECK(fs::is_fifo(pipe));
 }
 

@@ -2,6 +2,7 @@
 
 import codecs
 import fcntl
+import itertools
 import json
 import os
 import pty
@@ -190,6 +191,22 @@ def test_a_recorded_history_is_replayed():
         assert done.returncode == 0, done.stderr
         replays = {replay["policy"]: replay for replay in json.loads(done.stdout)["replays"]}
         assert "recorded" in replays and all(replay["ended"] == 2 for replay in replays.values()), replays
+    house.clear()
+
+
+def test_a_recording_into_a_pipe():
+    """Its reader gets one after the other, as from stdout, and ends it by going."""
+    with House(None, "--workers", "none") as house:
+        pipe = house.folder / "pipe"
+        os.mkfifo(pipe)
+        recording = subprocess.Popen(list(map(str, house.lora_command("cluster", "--record", pipe))), stderr=subprocess.DEVNULL)
+        try:
+            with open(pipe) as reader:
+                ends = list(itertools.islice((line for line in reader if line == "}\n"), 2))
+            assert len(ends) == 2, "the pipe was closed behind a recording"
+            assert recording.wait(30) == -signal.SIGPIPE
+        finally:
+            recording.kill()
     house.clear()
 
 
@@ -450,5 +467,5 @@ def test_files_of_jobs_in_three_formats():
 
 if __name__ == "__main__":
     main([test_hang_up, test_daemon, test_a_job_in_json, test_tokens_of_an_epoch_that_is_cut_short, test_a_recorded_history_is_replayed,
-          test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date,
+          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date,
           test_what_has_room_on_a_terminal, test_an_upload_that_takes_long_has_a_bar])

@@ -32,9 +32,9 @@ absl::StatusOr<std::string> ReadAll(const std::string& file) {
     return text.str();
   }
   std::ifstream in(file, std::ios::binary);
-  // A folder opens, but has nothing to read.
-  if (!in.is_open() || in.peek() == std::ifstream::traits_type::eof()) {
-    return absl::NotFoundError(absl::StrCat(file, " cannot be read, or is empty"));
+  in.peek();
+  if (!in.is_open() || in.bad()) {  // a folder opens
+    return absl::NotFoundError(absl::StrCat(file, " cannot be read"));
   }
   text << in.rdbuf();
   return text.str();

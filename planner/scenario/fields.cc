@@ -201,6 +201,12 @@ absl::StatusOr<json> ParseScenario(std::string_view text) {
                     absl::StrCat("give at most ", kScenarioBytesMax)});
     return violations.ToStatus();
   }
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    violations.Add({"$", "is empty",
+                    "write a scenario there, as examples/plans has of each kind; `lora cluster "
+                    "--record FILE` writes one for schedule"});
+    return violations.ToStatus();
+  }
   Structure structure(&violations);
   json::sax_parse(text, &structure);
   if (!violations.empty()) return violations.ToStatus();

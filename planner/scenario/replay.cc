@@ -171,12 +171,7 @@ class Reader {
   }
 
   void ReadTheLoad() {
-    if (!fields_.Has("load")) {
-      if (fields_.Has("jobs") && read_.history.jobs.empty() && fields_.ok()) {
-        fields_.Violate("jobs", "is empty", "give jobs, or a load to draw them from");
-      }
-      return;
-    }
+    if (!fields_.Has("load")) return;
     if (fields_.Has("jobs")) fields_.Violate("load", "stands beside jobs", "give one of them");
     const std::string device =
         read_.history.workers.empty() ? "" : read_.history.workers.front().view.device_name;
@@ -210,6 +205,19 @@ class Reader {
   Models models_;
   std::set<std::string> worker_names_, job_names_;
 };
+
+// A recording without jobs has no base models either, and maybe no workers: that follows from it, and
+// would not say what to do.
+absl::Status CheckThatJobsCome(const json& scenario) {
+  Violations violations;
+  const auto jobs = scenario.find("jobs");
+  if (jobs != scenario.end() && *jobs == json::array() && !scenario.contains("load")) {
+    violations.Add({"$.jobs", "is empty, so that there is nothing to replay",
+                    "record again once jobs train (`lora cluster --record FILE`), give jobs, or a "
+                    "load to draw them from"});
+  }
+  return violations.ToStatus();
+}
 
 absl::Status CheckDrawn(const History& history) {
   const Lengths lengths(history);
@@ -380,6 +388,7 @@ bool IsReplay(const json& scenario) {
 }
 
 absl::StatusOr<ReplayScenario> ReadReplay(const json& scenario) {
+  if (auto status = CheckThatJobsCome(scenario); !status.ok()) return status;
   return ReadScenario<ReplayScenario>(scenario,
                                       [](Fields& fields) { return Reader(fields).Read(); });
 }

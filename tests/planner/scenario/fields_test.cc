@@ -168,7 +168,8 @@ TEST_CASE("Hundreds of violations are counted") {
 }
 
 TEST_CASE("What is no JSON says where") {
-  CHECK(Errors("").find("$: is no JSON: parse error at line 1, column 1") == 0);
+  CHECK(Errors("{").find("$: is no JSON: parse error at line 1, column 2") == 0);
+  for (const char* nothing : {"", " \n"}) CHECK(Errors(nothing).find("$: is empty; write ") == 0);
   CHECK(Errors("{\"gpus\": 1,\n}").find("$: is no JSON: parse error at line 2, column 1") == 0);
   CHECK(Errors("{\"gpus\": 1e999}").find("$: is no JSON: number overflow parsing '1e999'") == 0);
   CHECK(Errors("{\"gpus\": NaN}").find("$: is no JSON: ") == 0);

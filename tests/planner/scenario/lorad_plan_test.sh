@@ -60,7 +60,11 @@ said 'cannot be read'
 run 1 pack "$work"
 said 'cannot be read'
 run 2 pack -
-said 'is no JSON'
+said '$: is empty; write a scenario there'
+: >"$work/nothing.json"
+run 2 schedule "$work/nothing.json"
+said '$: is empty; write a scenario there'
+said '`lora cluster --record FILE` writes one for schedule'
 run 1 pack --trace "$work/trace.json" examples/plans/pack.json
 said 'no timeline'
 

@@ -63,7 +63,7 @@ void CheckCases(const json& good, const std::vector<Case>& cases) {
 TEST_CASE("Bad histories") {
   CheckCases(
       History(),
-      {{"/jobs", json::array(), "$.jobs: is empty; give jobs"},
+      {{"/jobs", json::array(), "$.jobs: is empty, so that there is nothing"},
        {"/jobs/0/steps", 0, "$.jobs[0].steps: is 0"},
        {"/jobs/0/step_tokens", 0, "$.jobs[0].step_tokens: is 0"},
        {"/jobs/0/comes_s", -1, "$.jobs[0].comes_s: "},
@@ -109,6 +109,18 @@ TEST_CASE("Bad histories") {
   names["workers"] = {{{"name", "w-1"}, {"budget_bytes", 1}},
                       {{"name", "w"}, {"budget_bytes", 1}, {"count", 2}}};
   CHECK(CheckSchedule(names).message().find("makes another w-1") != std::string::npos);
+}
+
+// As `lora cluster --record` writes it before a job's rows are checked.
+TEST_CASE("A recording without jobs says that, and what to do, alone") {
+  const json recording = {{"about", {"recorded"}},
+                          {"recorded_policy", {{"evict", true}}},
+                          {"models", json::array()},
+                          {"workers", json::array()},
+                          {"jobs", json::array()}};
+  CHECK(CheckSchedule(recording).message() ==
+        "$.jobs: is empty, so that there is nothing to replay; record again once jobs train (`lora "
+        "cluster --record FILE`), give jobs, or a load to draw them from");
 }
 
 TEST_CASE("Bad loads") {

@@ -53,6 +53,18 @@ CLI::Validator Between(double least, double most) {
       fmt::format("FLOAT in [{} - {}]", least, most));
 }
 
+// CLI::Range calls 0.5 out of range, too.
+CLI::Validator WholeBetween(int64_t least, int64_t most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        int64_t value = 0;
+        const bool ok = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+        return ok ? ""
+                  : fmt::format("must be a whole number from {} to {}, got {}", least, most, text);
+      },
+      fmt::format("INT in [{} - {}]", least, most));
+}
+
 // Who trains where (planner::SchedulePolicy).
 void AddPolicy(CLI::App& serve, CoreOptions& core) {
   planner::SchedulePolicy& policy = core.policy;
@@ -66,7 +78,7 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
           "--minimum-run", policy.minimum_run_s,
           "So long a job runs before it makes room for one of equal priority, or moves again")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, planner::kMinimumRunMaxS))
+      ->check(WholeBetween(0, planner::kMinimumRunMaxS))
       ->type_name("SECONDS");
   serve
       .add_option("--points-per-hour", policy.points_per_hour,
@@ -106,7 +118,7 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
   serve
       .add_option("--worker-threads", options.workers.threads,
                   "Threads of each worker on the CPU (default: the machine's, shared out)")
-      ->check(CLI::Range(1, worker::kThreadsMax));
+      ->check(WholeBetween(1, worker::kThreadsMax));
   serve
       .add_option("--worker-memory", arguments.worker_memory,
                   "Memory of each worker, like 8GiB (default: four fifths of what is available, "
@@ -138,7 +150,7 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
           "--lease", arguments.lease_s,
           "A worker that is silent for so many seconds is lost, and its jobs go on elsewhere")
       ->capture_default_str()
-      ->check(CLI::Range(2, 3600))
+      ->check(WholeBetween(2, 3600))
       ->type_name("SECONDS");
   serve
       .add_option("--patience", options.core.patience,
@@ -151,7 +163,7 @@ void AddWorkers(CLI::App& serve, Arguments& arguments) {
       .add_option("--patience-floor", arguments.patience_floor_s,
                   "But never before so many seconds")
       ->capture_default_str()
-      ->check(CLI::Range(1, 30 * 24 * 3600))
+      ->check(WholeBetween(1, 30 * 24 * 3600))
       ->type_name("SECONDS");
 }
 
@@ -188,7 +200,7 @@ void AddServe(CLI::App& app, Arguments& arguments) {
       .add_option("--microbatch-tokens", options.core.microbatch_tokens,
                   "Tokens that are packed into one microbatch (default: 1024 on a CPU; on a GPU "
                   "8192, or less where memory is short)")
-      ->check(CLI::Range(16, 1 << 20));
+      ->check(WholeBetween(16, 1 << 20));
   AddWorkers(serve, arguments);
   AddPolicy(serve, options.core);
   serve.add_option("--log-format", arguments.log_format, "text or json, on stderr")

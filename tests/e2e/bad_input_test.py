@@ -450,6 +450,11 @@ def test_second_daemon_and_taken_port():
         wrong = start("--data-dir", str(house.folder / "other"), "--points-per-hour", "3601")
         assert wrong.returncode == 2 and "USAGE: --points-per-hour: must be from 0 to 3600, got 3601" in wrong.stderr, wrong
         assert "--points-per-hour POINTS:FLOAT in [0 - 3600]=1\n" in start("--help").stdout
+        for seconds in ("0.5", "-1", "2592001", "a minute", ""):
+            wrong = start("--data-dir", str(house.folder / "other"), "--minimum-run", seconds)
+            said = f"USAGE: --minimum-run: must be a whole number from 0 to 2592000, got {seconds}"
+            assert wrong.returncode == 2 and said in wrong.stderr, wrong
+        assert "--minimum-run SECONDS:INT in [0 - 2592000]=900\n" in start("--help").stdout
         for key in ("Team", "a b", "", "x" * 64):
             wrong = start("--data-dir", str(house.folder / "other"), "--share-label", key)
             assert wrong.returncode == 2 and re.search("USAGE: --share-label: keys must ", wrong.stderr), (key, wrong)

@@ -92,7 +92,10 @@ v1::ClusterStatus Core::State::ViewCluster() {
     view.set_epoch(group.epoch);
     view.set_base_model(group.base_model);
     int64_t reserved_bytes = 0;
+    bool goes_on = turn_.room().ok();
     for (const StageState& stage : group.stages) {
+      const WorkerState& worker = WorkerOf(stage);
+      goes_on = goes_on && worker.connection != 0 && !cluster_.IsSilent(worker);
       view.add_workers(stage.worker);
       reserved_bytes += stage.reserved_bytes;
     }
@@ -113,7 +116,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
       view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
                                        static_cast<double>(group.microbatches));
     }
-    if (turn_.room().ok()) view.set_tokens_per_second(group.pace.Rate());
+    if (goes_on) view.set_tokens_per_second(group.pace.Rate());
     view.set_reserved_bytes(reserved_bytes);
     view.set_bound_microbatches(group.bound_microbatches);
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);

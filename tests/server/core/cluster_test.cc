@@ -98,6 +98,25 @@ TEST_CASE("a worker that falls silent is lost after its lease") {
   world->CheckInvariants();
 }
 
+TEST_CASE("a group has no speed while its worker is silent") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(100'000);
+  const std::string job = world->Submit(content);
+  world->RunUntil([&] { return world->Job(job).step() >= 10; });
+  const auto speed = [&] {
+    const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+    REQUIRE(cluster.groups_size() == 1);
+    return cluster.groups(0).tokens_per_second();
+  };
+  CHECK(speed() > 0);
+  world->worker(0).Silence();
+  world->Sleep(10'000'000);
+  CHECK(world->Job(job).state() == Job::RUNNING);
+  CHECK(speed() == 0);
+}
+
 TEST_CASE("of a stream that ends after its worker was silent, that is what is said") {
   for (const bool silent : {true, false}) {
     auto world = MakeWorld();

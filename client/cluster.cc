@@ -44,7 +44,7 @@ void PrintGroups(const ClusterStatus& cluster) {
                 absl::StrCat(group.capacity_tokens()), absl::StrCat(group.windows()),
                 absl::StrCat(group.microbatches()),
                 absl::StrFormat("%.2f", group.adapters_per_microbatch()),
-                CountText(group.tokens_per_second()),
+                PaceText(group.tokens_per_second()),
                 group.measured_microbatches() > 0
                     ? absl::StrFormat("%.1f %%", 100 * group.bubble_ratio())
                     : "-",

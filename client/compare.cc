@@ -85,7 +85,7 @@ std::vector<Row> ResultsOf(const std::vector<Job>& jobs) {
         loss(job.has_validation_loss(), job.validation_loss()),
         "",
         loss(job.has_grad_norm(), job.grad_norm()),
-        job.tokens_per_second() > 0 ? CountText(job.tokens_per_second()) : "-",
+        PaceText(job.tokens_per_second()),
         SecondsOf(job) > 0 ? DurationText(SecondsOf(job)) : "-"};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].values.push_back(values[i]);
   }

@@ -67,7 +67,7 @@ std::vector<std::string> RowOf(const Job& job) {
           StepsText(job),
           LossOrDash(job.has_loss(), job.loss()),
           LossOrDash(job.has_validation_loss(), job.validation_loss()),
-          CountText(job.tokens_per_second()),
+          PaceText(job.tokens_per_second()),
           job.has_seconds_left() ? DurationText(job.seconds_left()) : "-",
           TimeText(job.create_time())};
 }
@@ -119,7 +119,7 @@ void AddProgress(const Job& job, Table& table) {
   }
   if (job.skipped_rows() > 0) table.Add({"skipped rows", absl::StrCat(job.skipped_rows())});
   table.Add({"tokens", absl::StrCat(job.tokens(), " of ", job.total_tokens())});
-  table.Add({"tokens/s", CountText(job.tokens_per_second())});
+  table.Add({"tokens/s", PaceText(job.tokens_per_second())});
   table.Add({"loss", LossOrDash(job.has_loss(), job.loss())});
   table.Add({"validation loss", ValidationText(job)});
   table.Add({"learning rate", job.has_learning_rate() ? RateText(job.learning_rate()) : "-"});

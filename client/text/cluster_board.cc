@@ -145,7 +145,7 @@ std::vector<std::string> ClusterBoard::WorkerLines(int rows, int columns) const 
       if (one.name() == worker.group()) group = one;
     }
     table.Add({worker.name(), Worker::State_Name(worker.state()), absl::StrCat(group.jobs_size()),
-               absl::StrFormat("%.0f", group.tokens_per_second()),
+               PaceText(group.tokens_per_second()),
                group.base_model().empty() ? "-" : group.base_model(), worker.device(),
                BytesText(worker.memory_bytes()), Why(worker)});
   }
@@ -169,7 +169,7 @@ std::vector<std::string> ClusterBoard::JobLines(int rows, int columns) const {
                runs && job->has_seconds_left() ? DurationText(job->seconds_left()) : "-",
                job->has_loss() ? LossText(job->loss()) : "-",
                job->has_validation_loss() ? LossText(job->validation_loss()) : "-",
-               runs ? absl::StrFormat("%.0f", job->tokens_per_second()) : "-", job->base_model(),
+               runs ? PaceText(job->tokens_per_second()) : "-", job->base_model(),
                absl::StrCat(job->priority()), Why(*job)});
   }
   return WithMore(table.Fit(columns, {0, 6, 1, 2, 3, 4, 8, 5, 7, 9}),

@@ -162,6 +162,10 @@ std::string CountText(double value) {
                                     : absl::StrFormat("%.1f", value);
 }
 
+std::string PaceText(double tokens_per_second) {
+  return tokens_per_second > 0 ? CountText(tokens_per_second) : "-";
+}
+
 std::string JoinText(const std::vector<std::string>& parts) {
   return parts.empty() ? "-" : absl::StrJoin(parts, ", ");
 }

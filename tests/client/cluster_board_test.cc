@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 namespace lorad::client {
 namespace {
@@ -80,6 +81,36 @@ TEST_CASE("a job that has a place and does nothing says why") {
   news.mutable_job()->set_stalled("the disk has no room");
   board.Take(news);
   CHECK_THAT(board.Lines(0, 0).back(), Catch::EndsWith("  the disk has no room"));
+}
+
+// After one step, or while a worker is silent.
+TEST_CASE("a speed that is not known is none") {
+  ClusterBoard board;
+  v1::WatchJobsResponse news;
+  Job& job = *news.mutable_job();
+  job.set_name("job");
+  job.set_base_model("small");
+  job.set_state(Job::RUNNING);
+  const auto row = [&] {
+    board.Take(news);
+    const std::string line = board.Lines(0, 0).back();
+    return std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()));
+  };
+  // JOB NAME STATE STEP LEFT LOSS VALIDATION TOKENS/S
+  CHECK(row().at(7) == "-");
+  job.set_tokens_per_second(212.4);
+  CHECK(row().at(7) == "212.4");
+
+  v1::ListWorkersResponse workers;
+  workers.add_workers()->set_name("w");
+  workers.mutable_workers(0)->set_group("group-1");
+  v1::ClusterStatus cluster;
+  cluster.add_groups()->set_name("group-1");
+  cluster.mutable_groups(0)->set_base_model("small");
+  ClusterBoard still;
+  still.Take(std::move(workers), std::move(cluster));
+  // WORKER STATE JOBS TOKENS/S MODEL
+  CHECK_THAT(still.Lines(0, 0).back(), Catch::Contains(" 0         -  small"));
 }
 
 TEST_CASE("a worker that is slower than its kind says so, unless it says more") {

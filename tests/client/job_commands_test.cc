@@ -55,6 +55,16 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   CHECK(Has(Run("show job-a").out, "stalled                  the disk has no room\n"));
 }
 
+TEST_CASE_METHOD(Fixture, "a job that has no speed yet has none, not 0") {
+  jobs.job.set_state(Job::RUNNING);
+  jobs.job.set_seconds_left(65);
+  CHECK(Has(Run("ls").out, " -  1m 05s "));
+  CHECK(Has(Run("show job-a").out, "\ntokens/s                 -\n"));
+  jobs.job.set_tokens_per_second(212.4);
+  CHECK(Has(Run("ls").out, " 212.4  1m 05s "));
+  CHECK(Has(Run("show job-a").out, "\ntokens/s                 212.4\n"));
+}
+
 TEST_CASE_METHOD(Fixture, "what was foretold of a job is shown beside what came of it") {
   Job& job = jobs.job;
   job.set_state(Job::SUCCEEDED);

@@ -26,10 +26,10 @@ bool HasEnded(const Job& job) {
          job.state() == Job::CANCELLED;
 }
 
-// Those that it took, of a job that ended early.
+// Those that it took, of a job that has ended; its total is what was asked for at first.
 std::int64_t StepsOf(const Job& job) {
-  const bool early = HasEnded(job) && job.state() != Job::SUCCEEDED;
-  return early ? job.step() : job.total_steps();
+  if (HasEnded(job)) return job.step();
+  return job.finish_step() > 0 ? job.finish_step() : job.total_steps();
 }
 
 ordered_json ToJson(const v1::Model& model) {

@@ -290,6 +290,13 @@ TEST_CASE("Jobs are taken as far as they came") {
   record.Take(Workers({Connected("gpu", 5)}), kStart + 200);
   record.Take(Ended(Created("job-failed", 0), Job::FAILED, 40));
   record.Take(Ended(Created("job-cancelled", 0), Job::CANCELLED, 0));
+  Job finished = Ended(Created("job-finished", 0), Job::SUCCEEDED, 60);  // by its user
+  finished.set_finish_step(60);
+  record.Take(finished);
+  finished.set_name("job-finishing");
+  finished.set_state(Job::FINALIZING);
+  finished.set_step(59);
+  record.Take(finished);
   Job unknown = Created("job-validating", 0);
   unknown.set_total_steps(0);
   record.Take(unknown);
@@ -300,11 +307,16 @@ TEST_CASE("Jobs are taken as far as they came") {
   old.set_longest_tokens(0);
   record.Take(old);
   const auto read = Read(record);
-  REQUIRE(read.history.jobs.size() == 2);
+  REQUIRE(read.history.jobs.size() == 4);
   CHECK(read.history.jobs[0].content.job == "job-failed");
   CHECK(read.history.jobs[0].content.remaining_steps == 40);
   CHECK(read.history.jobs[0].content.label_group.empty());
-  CHECK(read.history.jobs[1].content.longest_sequence == 512);  // an older release did not say
+  CHECK(read.history.jobs[1].content.job == "job-finished");
+  CHECK(read.history.jobs[1].content.remaining_steps == 60);
+  CHECK(read.history.jobs[1].content.step_tokens == 200);  // 20,000 of 100 were asked for
+  CHECK(read.history.jobs[2].content.job == "job-finishing");
+  CHECK(read.history.jobs[2].content.remaining_steps == 60);
+  CHECK(read.history.jobs[3].content.longest_sequence == 512);  // an older release did not say
 }
 
 TEST_CASE("Workers come, go, come back, and are drained") {

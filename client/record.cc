@@ -200,6 +200,11 @@ bool Record::IsRecorded(const Job& job) const {
   return job.total_steps() > 0 && StepsOf(job) > 0 && models_.contains(job.base_model());
 }
 
+std::size_t Record::jobs() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(jobs_, [&](const auto& entry) { return IsRecorded(entry.second); }));
+}
+
 double Record::Beginning() const {
   double first_s = 0;
   for (const auto& [name, job] : jobs_) {

@@ -36,6 +36,7 @@ grpc::Status Refused() {
 struct MovedJob final : v1::Jobs::Service {
   std::string filter;  // the newest that was given
   bool refuses = false;
+  int total_steps = 10;
 
   grpc::Status ListJobs(GrpcContext*, const v1::ListJobsRequest* request,
                         v1::ListJobsResponse* response) override {
@@ -47,7 +48,7 @@ struct MovedJob final : v1::Jobs::Service {
     job.set_state(v1::Job::RUNNING);
     job.set_attempts(3);
     job.set_step(5);
-    job.set_total_steps(10);
+    job.set_total_steps(total_steps);
     job.set_total_tokens(1000);
     job.mutable_create_time()->set_seconds(1'800'000'000);
     job.mutable_start_time()->set_seconds(1'800'000'001);
@@ -102,6 +103,12 @@ TEST_CASE_METHOD(Fixture, "the history has how often a job was moved and evicted
   REQUIRE(history["jobs"].size() == 1);
   CHECK(history["jobs"][0]["moves"] == 1);
   CHECK(history["jobs"][0]["evictions"] == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "as many jobs are counted as the history has") {
+  jobs.total_steps = 0;  // its rows are not checked yet
+  CHECK(Record().err == "lora: 0 jobs in " + file + "\n");
+  CHECK(json::parse(std::ifstream(file))["jobs"].empty());
 }
 
 TEST_CASE_METHOD(Fixture, "a label to share by is judged by the daemon") {

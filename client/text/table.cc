@@ -163,6 +163,7 @@ std::string CountText(double value) {
 }
 
 std::string PaceText(double tokens_per_second) {
+  if (tokens_per_second >= 100) return absl::StrFormat("%.0f", tokens_per_second);
   return tokens_per_second > 0 ? CountText(tokens_per_second) : "-";
 }
 

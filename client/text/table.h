@@ -57,7 +57,7 @@ std::string LossText(double loss);                              // "1.4018"
 std::string RateText(double learning_rate);                     // "2e-04"
 std::string TimeText(const google::protobuf::Timestamp& time);  // "2026-01-31 12:00:05Z"
 std::string CountText(double value);                            // "12", "3.5"
-std::string PaceText(double tokens_per_second);                 // as CountText; 0 is unknown
+std::string PaceText(double tokens_per_second);                 // "12.5", "212"; of 0 "-"
 std::string JoinText(const std::vector<std::string>& parts);    // "a, b", or "-"
 
 }  // namespace lorad::client

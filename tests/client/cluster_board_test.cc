@@ -99,7 +99,9 @@ TEST_CASE("a speed that is not known is none") {
   // JOB NAME STATE STEP LEFT LOSS VALIDATION TOKENS/S
   CHECK(row().at(7) == "-");
   job.set_tokens_per_second(212.4);
-  CHECK(row().at(7) == "212.4");
+  CHECK(row().at(7) == "212");
+  job.set_tokens_per_second(21.24);
+  CHECK(row().at(7) == "21.2");
 
   v1::ListWorkersResponse workers;
   workers.add_workers()->set_name("w");

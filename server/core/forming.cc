@@ -258,7 +258,7 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
   group->shape.device = DeviceOf(WorkerOf(group->first()).hello);
   group->stored = record.SerializeAsString();
   group->vocabulary_size = VocabularyOf(group->base_model);
-  // Guests are kept by nobody: their slots are freed.
+  // Guests are kept by nobody: their slots are freed, and count until they are.
   std::erase_if(group->members, [](const auto& entry) { return Generations::IsBase(entry.first); });
   group->idle_since_us = group->members.empty() ? turn_.now_us() : 0;
   for (auto& [name, member] : group->members) {

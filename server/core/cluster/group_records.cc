@@ -71,6 +71,13 @@ void Put(const std::string& job, const Member& member, GroupRecord::Member* to) 
   to->set_done_step(member.done_step);
   to->set_save_ordered(member.save_ordered);
   for (const int64_t step : member.saves) to->add_saves(step);
+  if (member.adapter.trains) return;
+  for (const planner::AdapterShape::Part& part : member.adapter.parts) {
+    GroupRecord::AdapterPart& entry = *to->add_guest_adapter();
+    entry.set_target(part.target);
+    entry.set_rank(part.rank);
+    entry.set_layers(part.layers);
+  }
 }
 
 void Put(const planner::Place& place, GroupRecord::Place* to) {
@@ -155,6 +162,10 @@ Member From(const GroupRecord::Member& record) {
   member.joined_step = member.done_step = member.planned_step = record.done_step();
   member.save_ordered = record.save_ordered();
   member.saves = {record.saves().begin(), record.saves().end()};
+  for (const GroupRecord::AdapterPart& part : record.guest_adapter()) {
+    member.adapter.trains = false;
+    member.adapter.parts.push_back({part.target(), part.rank(), part.layers()});
+  }
   return member;
 }
 

@@ -86,7 +86,7 @@ void Idleness::Look() {
 }
 
 void Idleness::Compare(const Seen& seen) {
-  Workers idle, free;
+  Workers idle, answering, free;
   busy_.clear();
   for (const v1::Worker& worker : seen.workers.workers()) {
     if (!TakesJobs(worker)) continue;
@@ -95,10 +95,12 @@ void Idleness::Compare(const Seen& seen) {
       continue;
     }
     free.push_back(&worker);
-    if (worker.group().empty()) idle.push_back(&worker);
+    (worker.group().empty() ? idle : answering).push_back(&worker);
   }
-  Compare(idle, seen.jobs, kIdleUs, &since_us_);
   Compare(free, seen.jobs, kAnswersUs, &since_answering_us_);
+  // What one of those holds alone waits for it, beside several idle ones that would hold it.
+  busy_.insert(busy_.end(), answering.begin(), answering.end());
+  Compare(idle, seen.jobs, kIdleUs, &since_us_);
   busy_.clear();
 }
 

@@ -106,9 +106,9 @@ void StandingOrders::Told(const v1::Job& job) {
   if (paused == paused_.end() || job.revision() <= paused->second) return;
   if (job.state() == v1::Job::PAUSING || job.state() == v1::Job::PAUSED) return;
   INFO("it is paused, and nobody has resumed it: " << job.ShortDebugString());
-  // Its last step came first; or it was to be cancelled.
+  // Its last step came first; or it was to be cancelled, or to finish, which trains it up to there.
   REQUIRE((job.state() == v1::Job::FINALIZING || job.state() == v1::Job::CANCELLING ||
-           !IsLive(job.state())));
+           job.finish_step() > 0 || !IsLive(job.state())));
   paused_.erase(paused);
 }
 

@@ -63,8 +63,9 @@ class Violations {
   size_t count_ = 0;
 };
 
-// The text as JSON. INVALID_ARGUMENT where it is none, is empty, is not an object, names a field twice, is
-// deeper than kScenarioDepthMax or longer than kScenarioBytesMax, or holds a number that overflows.
+// The text as JSON. INVALID_ARGUMENT where it is none, is empty, is not an object, names a field
+// twice, is deeper than kScenarioDepthMax or longer than kScenarioBytesMax, or holds a number that
+// overflows.
 absl::StatusOr<nlohmann::json> ParseScenario(std::string_view text);
 
 // The range that a value must be in, with both ends. Without `fallback` a field is required.

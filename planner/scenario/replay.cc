@@ -206,8 +206,8 @@ class Reader {
   std::set<std::string> worker_names_, job_names_;
 };
 
-// A recording without jobs has no base models either, and maybe no workers: that follows from it, and
-// would not say what to do.
+// A recording without jobs has no base models either, and maybe no workers: that follows from it,
+// and would not say what to do.
 absl::Status CheckThatJobsCome(const json& scenario) {
   Violations violations;
   const auto jobs = scenario.find("jobs");

@@ -158,13 +158,15 @@ class Scheduler {
     return false;
   }
 
-  // A group without jobs makes way. Where a group is being formed that the job could join, only one
-  // of a base model that no job of the queue is of: its worker idles otherwise.
+  // A group without jobs makes way, also one of several workers of which one takes no jobs, for the
+  // others do. Where a group is being formed that the job could join, only one of a base model that
+  // no job of the queue is of: its worker idles otherwise.
   bool Dissolve(const Waiter& job) {
     const GroupState* const awaited = Awaited(round_, job);
     if (awaited != nullptr && !awaited->forming) return false;
     for (GroupState& group : round_.groups) {
-      if (!group.settled() || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
+      const bool makes_way = group.settled() || (group.rests && group.stages.size() > 1);
+      if (!makes_way || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
       if (awaited != nullptr && lookahead_.Asked(group.base)) continue;
       group.open = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;

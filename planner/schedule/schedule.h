@@ -36,7 +36,7 @@ namespace lorad::planner {
 // - else waits for a group of its base model that is being formed or changed and that it would fit
 //   alone, unless another one of that base model has no jobs: this is formed again, with room for
 //   it;
-// - else has a group without jobs dissolved;
+// - else has a group without jobs dissolved, of several workers also where one takes no jobs;
 // - else has a group of its base model formed again, if that has room for all of its jobs and this
 //   one then: for longer sequences or a higher rank, with shorter microbatches, or without what
 //   jobs asked for that have left;

@@ -144,6 +144,13 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
             .find("behind job a") != std::string::npos);
   CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {On("g", {"u", "v"}, {}, Wide("x"))},
                  {Narrow("a", 1)})) == "dissolve #1 g: a");
+  // And where one of them takes no jobs: it is silent, say.
+  GroupView rests = On("g", {"u", "v"}, {}, Wide("x"));
+  rests.open = false;
+  CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1)})) ==
+        "dissolve #1 g: a");
+  rests.changes = true;
+  CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1)})).find("wait") == 0);
 }
 
 TEST_CASE("Names that say what they are stand for themselves") {

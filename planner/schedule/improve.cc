@@ -123,7 +123,7 @@ class Search {
   }
 
   void Kick(size_t i, size_t to) {
-    if (to == item(i).at || !IsOpen(to)) return;
+    if (to == item(i).at || !IsOpen(to) || spots_[to].vacant) return;
     if (const auto shape = spots_.ShapeIf(to, item(i), nullptr)) spots_.Move(i, to, *shape);
   }
 
@@ -144,7 +144,7 @@ class Search {
     double best_s = kTie * now_s;
     GroupShape shape;
     for (size_t to = 0; to < spots_.size(); ++to) {
-      if (to == from || !IsOpen(to)) continue;
+      if (to == from || !IsOpen(to) || spots_[to].vacant) continue;
       double gain_s = gained_s - (spots_.SumIf(to, &job, nullptr) - spots_.Sum(to));
       if (gain_s <= best_s) continue;
       const auto fits = spots_.ShapeIf(to, job, nullptr);
@@ -303,8 +303,34 @@ std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState
   return groups;
 }
 
-void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replacement>* replacements) {
-  std::vector<GroupState*> groups, idle;
+// Likewise on each worker whose group has no jobs, and is of a base model that nobody asks for; by
+// the indexes of those groups.
+std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, const GroupState& like) {
+  std::vector<std::pair<size_t, GroupState>> groups;
+  for (size_t g = 0; g < round.groups.size(); ++g) {
+    const GroupState& group = round.groups[g];
+    if (!group.settled() || group.jobs > 0 || group.base == like.base || !group.stages.empty() ||
+        group.kept_for != nullptr || std::ranges::any_of(round.queue, [&](const Waiter& job) {
+          return round.sizes.of(job.job_class).base == group.base;
+        })) {
+      continue;
+    }
+    const auto worker = std::ranges::find(round.view.workers, group.worker, &WorkerView::name);
+    if (worker == round.view.workers.end()) continue;
+    groups.emplace_back(g, StateOf({&*worker, round.KindOf(*worker)}, like.base_model, *like.model,
+                                   round.sizes, round.paces));
+  }
+  return groups;
+}
+
+std::vector<GroupState*> Pointers(std::vector<std::pair<size_t, GroupState>>& groups) {
+  std::vector<GroupState*> pointers;
+  for (auto& [index, group] : groups) pointers.push_back(&group);
+  return pointers;
+}
+
+void ImproveBase(Round& round, size_t base, int64_t& work, Improvement* improvement) {
+  std::vector<GroupState*> groups;
   std::vector<size_t> index;  // of the spots, in round.groups
   for (size_t g = 0; g < round.groups.size(); ++g) {
     // Jobs of several workers stay where they are placed.
@@ -315,9 +341,9 @@ void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replaceme
   }
   if (groups.empty()) return;
   std::vector<std::pair<size_t, GroupState>> on_idle = OnIdle(round, *groups[0]);
-  for (auto& [i, group] : on_idle) idle.push_back(&group);
-  if (groups.size() + idle.size() < 2) return;
-  Spots spots(round, groups, idle, &work);
+  std::vector<std::pair<size_t, GroupState>> on_vacant = OnVacant(round, *groups[0]);
+  if (groups.size() + on_idle.size() + on_vacant.size() < 2) return;
+  Spots spots(round, groups, Pointers(on_idle), Pointers(on_vacant), &work);
   if (spots.items().empty()) return;
   Search search(round, spots, work);
   search.ImproveFree();
@@ -330,6 +356,14 @@ void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replaceme
     round.idle[i].taken = true;
     round.groups.push_back(std::move(group));
   }
+  const size_t first_vacant = spots.size() - on_vacant.size();
+  const size_t vacated = improvement->vacated.size();
+  for (size_t i = 0; i < on_vacant.size(); ++i) {
+    if (spots[first_vacant + i].empty()) continue;
+    round.groups[on_vacant[i].first].open = false;
+    improvement->vacated.push_back(on_vacant[i].first);
+  }
+  if (improvement->vacated.size() > vacated) return;
   for (auto& [i, why] : moved) {
     const Item& item = spots.items()[i];
     const size_t from = index[item.home], to = index[item.at];
@@ -337,21 +371,21 @@ void ImproveBase(Round& round, size_t base, int64_t& work, std::vector<Replaceme
     if (slowness > round.groups[to].pace.slowness) {
       absl::StrAppendFormat(&why, "; its worker has %.2g x the speed of its kind", 1 / slowness);
     }
-    replacements->push_back({from, item.member, to, std::move(why)});
+    improvement->replacements.push_back({from, item.member, to, std::move(why)});
   }
 }
 
 }  // namespace
 
-std::vector<Replacement> Improve(Round& round) {
+Improvement Improve(Round& round) {
   std::vector<size_t> bases;
   for (const GroupState& group : round.groups) bases.push_back(group.base);
   std::ranges::sort(bases);
   bases.erase(std::unique(bases.begin(), bases.end()), bases.end());
-  std::vector<Replacement> replacements;
+  Improvement improvement;
   int64_t work = kWork;
-  for (const size_t base : bases) ImproveBase(round, base, work, &replacements);
-  return replacements;
+  for (const size_t base : bases) ImproveBase(round, base, work, &improvement);
+  return improvement;
 }
 
 }  // namespace lorad::planner

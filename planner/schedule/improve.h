@@ -15,7 +15,9 @@
 // suspicion is on it and it was not moved within minimum_run_s; into a group that has room for it
 // beside all it has now, that takes newcomers and does not drain for a job that waits, or onto an
 // idle worker; never into or out of a group of several workers. As the queue has been gone over, no
-// job that waits would fit that worker.
+// job that waits would fit that worker. A worker whose group has no jobs, of another base model that
+// nobody in the queue is of, is as good as idle: the group is dissolved first, and the move, weighed
+// again, comes in the next round.
 //
 // The work is bounded by kWork jobs looked at, never by a clock.
 #pragma once
@@ -42,8 +44,13 @@ struct Replacement {
   std::string why;
 };
 
+struct Improvement {
+  std::vector<Replacement> replacements;
+  std::vector<size_t> vacated;  // indexes of Round::groups, to be dissolved
+};
+
 // Changes who joins which group in round.groups, and their shapes; forms groups on idle workers.
 // REQUIRES: every job of the queue was placed or waits.
-std::vector<Replacement> Improve(Round& round);
+Improvement Improve(Round& round);
 
 }  // namespace lorad::planner

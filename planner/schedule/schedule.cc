@@ -41,10 +41,15 @@ class Scheduler {
       alike = (alike >= 2 ? WaitLike(*before, job) : Place(i)) ? alike + 1 : 0;
       before = &job;
     }
-    const std::vector<Replacement> replacements = Improve(round_);
+    const Improvement improvement = Improve(round_);
     std::vector<bool> touched(round_.groups.size(), false);
     std::vector<Decision> decisions = Answers();
-    for (const Replacement& replacement : replacements) {
+    for (const size_t vacated : improvement.vacated) {
+      Decision& decision = decisions.emplace_back();
+      decision.kind = Decision::Kind::kDissolve;
+      decision.group = round_.groups[vacated].name;
+    }
+    for (const Replacement& replacement : improvement.replacements) {
       touched[replacement.from] = touched[replacement.to] = true;
       decisions.push_back(Replaced(replacement));
     }

@@ -15,7 +15,8 @@ bool AreTwins(const GroupState& a, const GroupState& b) {
 }  // namespace
 
 Spots::Spots(Round& round, const std::vector<GroupState*>& groups,
-             const std::vector<GroupState*>& idle, int64_t* work)
+             const std::vector<GroupState*>& idle, const std::vector<GroupState*>& vacant,
+             int64_t* work)
     : round_(&round), work_(work) {
   const auto add = [&](GroupState* group) -> Spot& {
     Spot& spot = spots_.emplace_back();
@@ -34,13 +35,17 @@ Spots::Spots(Round& round, const std::vector<GroupState*>& groups,
     AddItems(spots_.size() - 1);
   }
   const size_t first_idle = spots_.size();
-  for (GroupState* group : idle) {
+  const auto add_empty = [&](GroupState* group) -> Spot& {
     size_t twin = Item::kNowhere;
     for (size_t i = first_idle; i < spots_.size(); ++i) {
       if (AreTwins(*spots_[i].group, *group)) twin = i;
     }
-    add(group).twin = twin;
-  }
+    Spot& spot = add(group);
+    spot.twin = twin;
+    return spot;
+  };
+  for (GroupState* group : idle) add_empty(group);
+  for (GroupState* group : vacant) add_empty(group).vacant = true;
   for (size_t i = 0; i < spots_.size(); ++i) spots_[i].sum_s = SumIf(i, nullptr, nullptr);
 }
 

@@ -35,6 +35,7 @@ struct Spot {
   bool accepts = false;          // newcomers
   bool known = false;            // all its times are, and its jobs' steps
   size_t twin = Item::kNowhere;  // an idle worker before it that is just like it
+  bool vacant = false;           // on its worker is a group without jobs, for running jobs alone
   // These change.
   Crew crew;
   GroupShape shape;
@@ -49,9 +50,10 @@ struct Spot {
 
 class Spots {
  public:
-  // `idle` are groups without jobs on idle workers. What is asked is taken off `work` (improve.h).
+  // `idle` are groups without jobs on idle workers, `vacant` such on workers that have another group
+  // without jobs. What is asked is taken off `work` (improve.h).
   Spots(Round& round, const std::vector<GroupState*>& groups, const std::vector<GroupState*>& idle,
-        int64_t* work);
+        const std::vector<GroupState*>& vacant, int64_t* work);
 
   size_t size() const { return spots_.size(); }
   const Spot& operator[](size_t spot) const { return spots_[spot]; }

@@ -120,8 +120,23 @@ TEST_CASE("A running job moves where all end earlier, if that pays") {
   const ClusterView comes = on({IdleOn("a")}, {Running("g", "slow", four)});
   const std::string moves_two = "replace g -> a base=m 1024/100: g0" + says(120, 2) +
                                 "replace g -> a base=m 1024/100: g1" + says(40, 2);
+  GroupView empty = Running("e", "slow", {});
+  empty.base_model = "n";
+  const ClusterView beside_empty = on({}, {Running("g", "slow", four), empty});
   const Case cases[] = {
       {"a worker comes", comes, moves_two},
+      {"a worker's group has no jobs, and nobody waits for its base model", beside_empty,
+       "dissolve e\n"},
+      {"not where somebody does",
+       with(beside_empty,
+            [](ClusterView& view) { view.queue.push_back(Steps("x", 100, 200, 0, "n")); }),
+       "admit e: x\n"},
+      {"nor where it is not asked for",
+       with(beside_empty, [](ClusterView& view) { view.policy.rebalance = false; }), ""},
+      {"nor where loading takes longer than all would gain",
+       on({}, {Running("g", "slow", four), empty}, 119), ""},
+      {"an idle one is taken before", on({IdleOn("a")}, {Running("g", "slow", two), empty}),
+       "replace g -> a base=m 1024/100: g0" + says(40, 2)},
       {"it holds other weights", on({IdleOn("a")}, {Running("g", "slow", four)}, 50),
        "replace g -> a base=m 1024/100: g0" + says(120, 52)},
       {"and they take longer than all would gain",

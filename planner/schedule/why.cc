@@ -87,7 +87,7 @@ std::string WhyNotTogether(const Round& round, const Waiter& job) {
   }
   const auto idle = std::ranges::count_if(
       round.idle, [&](const IdleWorker& worker) { return waits(worker.kept_for); });
-  if (idle == 0 && groups.empty()) return absl::StrCat(text, "some of these take no jobs now");
+  if (idle == 0 && groups.empty()) return absl::StrCat(text, "fewer take jobs now");
   return absl::StrCat(text, idle, idle == 1 ? " is" : " are", " idle; waits until the jobs of ",
                       absl::StrJoin(groups, ", "), " have ended");
 }

@@ -10,10 +10,14 @@
 #include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
+#include "sizes/bytes_text.h"
 
 namespace lorad::server {
 
 namespace {
+
+using sizes::NeededText;
+using sizes::ThereText;
 
 constexpr char kNeverFits[] = "MEMORY_NEVER_FITS";
 constexpr int64_t kJudgedEveryUs = 1'000'000;
@@ -27,18 +31,19 @@ absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
     where.push_back(absl::StrCat(
         "alone on the worker with the most room for it, and with blocks computed again, the job "
         "needs ",
-        bytes, " bytes (weights ", alone.group.weights, ", activations ", alone.group.activations,
-        ", workspace ", alone.group.workspace + alone.slot.staging, ", adapter ",
-        alone.slot.adapters, ", optimizer ", alone.slot.optimizer, "), and the worker has ",
-        budget_bytes));
+        NeededText(bytes), " (weights ", NeededText(alone.group.weights), ", activations ",
+        NeededText(alone.group.activations), ", workspace ",
+        NeededText(alone.group.workspace + alone.slot.staging), ", adapter ",
+        NeededText(alone.slot.adapters), ", optimizer ", NeededText(alone.slot.optimizer),
+        "), and the worker has ", ThereText(budget_bytes)));
   }
   if (on_several) {
     const size_t s = on_several->tightest;
     bytes = on_several->bytes[s];
     budget_bytes = workers[on_several->workers[s]].budget_bytes;
-    where.push_back(absl::StrCat("on ", on_several->workers.size(),
-                                 " workers of one numerics id the tightest stage needs ", bytes,
-                                 " bytes, and its worker has ", budget_bytes));
+    where.push_back(absl::StrCat(
+        "on ", on_several->workers.size(), " workers of one numerics id the tightest stage needs ",
+        NeededText(bytes), ", and its worker has ", ThereText(budget_bytes)));
   }
   error->set_reason(kNeverFits);
   error->set_field("adapter");

@@ -103,7 +103,7 @@ TEST_CASE("Why a job that needs several workers waits") {
       needs.starts_with("needs 2 workers of one numerics id, the tightest of whose stages takes "));
   CHECK(needs.ends_with(" MiB: 1 is idle; waits until the jobs of group g have ended"));
   CHECK(why(Of({Node("u"), Busy(Node("v"))}, {}, {Wide("a")}))
-            .ends_with(" MiB: some of these take no jobs now"));
+            .ends_with(" MiB: fewer take jobs now"));
   WorkerView u = Node("u"), v = Node("v");
   u.budget_bytes = v.budget_bytes = HalfBudget() / 8;
   const std::string nowhere = why(Of({u, v}, {}, {Wide("a")}));

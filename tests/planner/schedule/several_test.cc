@@ -149,6 +149,9 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
   rests.open = false;
   CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1)})) ==
         "dissolve #1 g: a");
+  // Once, whoever else waits.
+  CHECK(Text(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1), Narrow("b", 2)}))
+            .find("dissolve", 1) == std::string::npos);
   rests.changes = true;
   CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1)})).find("wait") == 0);
 }

@@ -305,14 +305,13 @@ std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState
 
 // Likewise on each worker whose group has no jobs, and is of a base model that nobody asks for; by
 // the indexes of those groups.
-std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, const GroupState& like) {
+std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, const Lookahead& lookahead,
+                                                    const GroupState& like) {
   std::vector<std::pair<size_t, GroupState>> groups;
   for (size_t g = 0; g < round.groups.size(); ++g) {
     const GroupState& group = round.groups[g];
     if (!group.settled() || group.jobs > 0 || group.base == like.base || !group.stages.empty() ||
-        group.kept_for != nullptr || std::ranges::any_of(round.queue, [&](const Waiter& job) {
-          return round.sizes.of(job.job_class).base == group.base;
-        })) {
+        group.kept_for != nullptr || lookahead.Asked(group.base)) {
       continue;
     }
     const auto worker = std::ranges::find(round.view.workers, group.worker, &WorkerView::name);
@@ -329,7 +328,8 @@ std::vector<GroupState*> Pointers(std::vector<std::pair<size_t, GroupState>>& gr
   return pointers;
 }
 
-void ImproveBase(Round& round, size_t base, int64_t& work, Improvement* improvement) {
+void ImproveBase(Round& round, const Lookahead& lookahead, size_t base, int64_t& work,
+                 Improvement* improvement) {
   std::vector<GroupState*> groups;
   std::vector<size_t> index;  // of the spots, in round.groups
   for (size_t g = 0; g < round.groups.size(); ++g) {
@@ -341,7 +341,7 @@ void ImproveBase(Round& round, size_t base, int64_t& work, Improvement* improvem
   }
   if (groups.empty()) return;
   std::vector<std::pair<size_t, GroupState>> on_idle = OnIdle(round, *groups[0]);
-  std::vector<std::pair<size_t, GroupState>> on_vacant = OnVacant(round, *groups[0]);
+  std::vector<std::pair<size_t, GroupState>> on_vacant = OnVacant(round, lookahead, *groups[0]);
   if (groups.size() + on_idle.size() + on_vacant.size() < 2) return;
   Spots spots(round, groups, Pointers(on_idle), Pointers(on_vacant), &work);
   if (spots.items().empty()) return;
@@ -377,14 +377,14 @@ void ImproveBase(Round& round, size_t base, int64_t& work, Improvement* improvem
 
 }  // namespace
 
-Improvement Improve(Round& round) {
+Improvement Improve(Round& round, const Lookahead& lookahead) {
   std::vector<size_t> bases;
   for (const GroupState& group : round.groups) bases.push_back(group.base);
   std::ranges::sort(bases);
   bases.erase(std::unique(bases.begin(), bases.end()), bases.end());
   Improvement improvement;
   int64_t work = kWork;
-  for (const size_t base : bases) ImproveBase(round, base, work, &improvement);
+  for (const size_t base : bases) ImproveBase(round, lookahead, base, work, &improvement);
   return improvement;
 }
 

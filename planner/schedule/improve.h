@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "planner/schedule/choose.h"
 #include "planner/schedule/state.h"
 
 namespace lorad::planner {
@@ -51,6 +52,6 @@ struct Improvement {
 
 // Changes who joins which group in round.groups, and their shapes; forms groups on idle workers.
 // REQUIRES: every job of the queue was placed or waits.
-Improvement Improve(Round& round);
+Improvement Improve(Round& round, const Lookahead& lookahead);
 
 }  // namespace lorad::planner

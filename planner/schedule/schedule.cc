@@ -41,7 +41,7 @@ class Scheduler {
       alike = (alike >= 2 ? WaitLike(*before, job) : Place(i)) ? alike + 1 : 0;
       before = &job;
     }
-    const Improvement improvement = Improve(round_);
+    const Improvement improvement = Improve(round_, lookahead_);
     std::vector<bool> touched(round_.groups.size(), false);
     std::vector<Decision> decisions = Answers();
     for (const size_t vacated : improvement.vacated) {

@@ -412,7 +412,6 @@ class Simulation {
   void Keep(size_t job, double now_s) {
     std::vector<size_t> order;
     for (size_t worker = 0; worker < round_.idle.size(); ++worker) {
-      round_.idle[worker].taken = true;
       const Place* place = place_of_[worker];
       if (place != nullptr && place->open && KeptFor(*place) == kNobody) order.push_back(worker);
     }
@@ -424,17 +423,32 @@ class Simulation {
       return std::pair(round_.idle[worker].worker->doubtful, free_s(worker));
     };
     std::ranges::stable_sort(order, {}, key);
+    std::vector<size_t> kept = FirstThatHold(job, order, now_s, free_s);
+    if (kept.empty()) return;
+    const size_t last = *std::ranges::max_element(kept, {}, key);
+    if (!key(last).first && free_s(last) > now_s) {
+      std::erase_if(order, [&](size_t worker) { return key(last) < key(worker); });
+      std::ranges::stable_sort(order, std::ranges::greater(), free_s);
+      kept = FirstThatHold(job, order, now_s, free_s);
+    }
+    for (const size_t worker : kept) kept_for_[worker] = job;
+  }
+
+  // The fewest of the workers, from the first on, that hold the job; none where not even all do.
+  std::vector<size_t> FirstThatHold(size_t job, const std::vector<size_t>& workers, double now_s,
+                                    const std::function<double(size_t)>& free_s) {
     const Waiter& waiter = round_.queue[job];
-    for (size_t i = 0; i < order.size(); ++i) {
-      round_.idle[order[i]].taken = false;
+    for (IdleWorker& idle : round_.idle) idle.taken = true;
+    for (size_t i = 0; i < workers.size(); ++i) {
+      round_.idle[workers[i]].taken = false;
       if (i + 1 < waiter.needs->workers.size()) continue;
       // All that are free are chosen from; then one more each time.
-      if (i + 1 < order.size() && free_s(order[i + 1]) <= now_s) continue;
+      const bool is_free = free_s(workers[i]) <= now_s;
+      if (is_free && i + 1 < workers.size() && free_s(workers[i + 1]) <= now_s) continue;
       const std::optional<Placement> placement = PlaceOnIdle(round_, waiter, {});
-      if (!placement) continue;
-      for (const size_t worker : placement->workers) kept_for_[worker] = job;
-      return;
+      if (placement) return placement->workers;
     }
+    return {};
   }
 
   // The workers that are kept for the job, once they all are free.

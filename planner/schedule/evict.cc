@@ -1,4 +1,4 @@
-// The jobs that a job that fits nowhere may drive out (schedule.h).
+// The jobs that a job that fits nowhere may drive out, or send elsewhere (schedule.h).
 #include <algorithm>
 #include <cassert>
 #include <limits>
@@ -26,7 +26,7 @@ class Chooser {
   std::optional<Eviction> Choose(const std::vector<bool>& allowed) const {
     std::optional<Eviction> best;
     Harm least;
-    for (size_t g = 0; g < groups_.size(); ++g) {
+    for (size_t g = 0; g < allowed.size(); ++g) {
       if (!allowed[g] || !groups_[g]->settled()) continue;
       std::optional<Eviction> eviction = Clear(g);
       if (!eviction) continue;
@@ -119,7 +119,9 @@ class Chooser {
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1);
       // A job that was moved stays, but for a higher static priority; nor is it moved then.
-      candidate.movable = running->moved_s >= view_.policy.minimum_run_s && HasOtherGroup(g, m);
+      const bool suspect = running->company_max > 0 || running->alone;
+      candidate.movable = !suspect && running->moved_s >= view_.policy.minimum_run_s &&
+                          groups_[g]->stages.empty() && HasOtherGroup(g, m);
       if (candidate.evictable || candidate.movable) candidates.push_back(candidate);
     }
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -135,12 +137,25 @@ class Chooser {
   // The share of a group that re-placed jobs take.
   struct Taken {
     StageBytes bytes;
-    size_t jobs = 0;
+    std::vector<ShapeFor> jobs;
+    std::vector<JobWork> works;
   };
 
   bool HasOtherGroup(size_t g, size_t m) const {
     const std::vector<size_t>& groups = WithRoomFor(groups_[g]->members[m].job_class);
-    return std::ranges::any_of(groups, [&](size_t other) { return other != g; });
+    return std::ranges::any_of(groups, [&](size_t other) { return MayGo(g, m, other); });
+  }
+
+  // Where loading the base model takes longer than what is left of the job, that ends where it is.
+  bool MayGo(size_t g, size_t m, size_t other) const {
+    const GroupState& from = *groups_[g];
+    const GroupState& to = *groups_[other];
+    if (other == g || !to.fresh() || !from.pace.known) return other != g;
+    const JobWork& work = from.members[m].work;
+    const double left_s = static_cast<double>(work.remaining_steps) *
+                          RoundMs(from.pace.times, work.step_tokens, from.shape.capacity_tokens) /
+                          1000;
+    return view_.move_s + to.delay_s < left_s;
   }
 
   // The open group of the base model with room for the member, beside what is taken of each, where
@@ -151,11 +166,10 @@ class Chooser {
     double least = 0;
     for (const size_t other : WithRoomFor(member.job_class)) {
       const GroupState& group = *groups_[other];
-      if (other == g || !HasRoomFor(member.job_class, group, taken[other])) continue;
-      const double harm =
-          targets_ == Targets::kFewestJobs
-              ? static_cast<double>(group.jobs + taken[other].jobs)
-              : group.SumOfEndsWith(member.work, group.shape.capacity_tokens) - group.SumOfEnds();
+      if (!MayGo(g, m, other) || !HasRoomFor(member.job_class, group, taken[other])) continue;
+      const double harm = targets_ == Targets::kFewestJobs
+                              ? static_cast<double>(group.jobs + taken[other].jobs.size())
+                              : RaiseOf(group, taken[other], member);
       if (best && harm >= least) continue;
       best = other;
       least = harm;
@@ -163,8 +177,29 @@ class Chooser {
     return best;
   }
 
+  // Of the sum of ends, if the member comes after those.
+  double RaiseOf(const GroupState& group, const Taken& taken, const MemberState& member) const {
+    const int64_t capacity = group.fresh()
+                                 ? ShapeFormed(member.job_class, group, taken)->capacity_tokens
+                                 : group.shape.capacity_tokens;
+    if (taken.works.empty()) return group.SumOfEndsWith(member.work, capacity) - group.SumOfEnds();
+    Crew crew = group.crew;
+    for (const JobWork& work : taken.works) crew.Add(work);
+    return group.delay_s + crew.SumOfEnds(group.pace.times, capacity, &member.work) -
+           crew.SumOfEnds(group.pace.times, capacity);
+  }
+
+  // Of a group that is not formed yet.
+  std::optional<GroupShape> ShapeFormed(size_t job_class, const GroupState& group,
+                                        const Taken& taken) const {
+    std::vector<ShapeFor> jobs = taken.jobs;
+    jobs.push_back({.job_class = job_class});
+    return ShapeOf(sizes_, group, jobs);
+  }
+
   bool HasRoomFor(size_t job_class, const GroupState& group, const Taken& taken) const {
-    return group.jobs + taken.jobs < static_cast<size_t>(group.shape.slots_max) &&
+    if (group.fresh()) return ShapeFormed(job_class, group, taken).has_value();
+    return group.jobs + taken.jobs.size() < static_cast<size_t>(group.shape.slots_max) &&
            sizes_.Fit(group.bytes + group.slot_bytes + taken.bytes +
                           sizes_.SlotBytes(job_class, group.worker_kind),
                       group.worker_kind);
@@ -177,8 +212,10 @@ class Chooser {
     if (!is_new) return entry->second;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const GroupState& group = *groups_[g];
-      if (group.settled() && group.base == sizes_.of(job_class).base &&
-          Covers(group.shape, sizes_.of(job_class)) && HasRoomFor(job_class, group, {})) {
+      const bool takes_it = (group.fresh() && group.jobs == 0) ||
+                            (group.settled() && group.stages.empty() && !group.alone &&
+                             Covers(group.shape, sizes_.of(job_class)));
+      if (takes_it && group.base == sizes_.of(job_class).base && HasRoomFor(job_class, group, {})) {
         entry->second.push_back(g);
       }
     }
@@ -195,9 +232,11 @@ class Chooser {
       if (candidate.movable) leaver.to = OtherGroup(g, candidate.member, taken);
       if (!leaver.to && !candidate.evictable) return std::nullopt;
       if (leaver.to) {
-        taken[*leaver.to].bytes += sizes_.SlotBytes(groups_[g]->members[candidate.member].job_class,
-                                                    groups_[*leaver.to]->worker_kind);
-        ++taken[*leaver.to].jobs;
+        const MemberState& member = groups_[g]->members[candidate.member];
+        Taken& share = taken[*leaver.to];
+        share.bytes += sizes_.SlotBytes(member.job_class, groups_[*leaver.to]->worker_kind);
+        share.jobs.push_back({.job_class = member.job_class});
+        share.works.push_back(member.work);
       }
       eviction.leavers.push_back(leaver);
     }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "planner/cost/move.h"
+#include "planner/schedule/shapes.h"
 #include "planner/schedule/spots.h"
 
 namespace lorad::planner {
@@ -292,28 +293,32 @@ class Search {
   const int64_t& work_;
 };
 
-// A group without jobs on each idle worker that is left.
-std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState& like) {
-  std::vector<std::pair<size_t, GroupState>> groups;
-  for (size_t i = 0; i < round.idle.size(); ++i) {
-    if (round.idle[i].taken) continue;
-    groups.emplace_back(
-        i, StateOf(round.idle[i], like.base_model, *like.model, round.sizes, round.paces));
-  }
-  return groups;
+bool IsEmpty(const GroupState& group) {
+  return group.settled() && group.jobs == 0 && group.stages.empty() && group.kept_for == nullptr;
 }
 
-// Likewise on each worker whose group has no jobs, and is of a base model that nobody asks for; by
-// the indexes of those groups.
+// It has no jobs, and was formed for shorter sequences or lower ranks than some running job's of its
+// base model: not all of those could come.
+bool IsTooSmall(const Round& round, const GroupState& group) {
+  if (!IsEmpty(group)) return false;
+  return std::ranges::any_of(round.groups, [&](const GroupState& other) {
+    return other.base == group.base &&
+           std::ranges::any_of(other.members, [&](const MemberState& member) {
+             return member.trains && !Covers(group.shape, round.sizes.of(member.job_class));
+           });
+  });
+}
+
+// As OnIdle, on each worker whose group has no jobs, and is of a base model that nobody asks for or
+// too small; by the indexes of those groups.
 std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, const Lookahead& lookahead,
                                                     const GroupState& like) {
   std::vector<std::pair<size_t, GroupState>> groups;
   for (size_t g = 0; g < round.groups.size(); ++g) {
     const GroupState& group = round.groups[g];
-    if (!group.settled() || group.jobs > 0 || group.base == like.base || !group.stages.empty() ||
-        group.kept_for != nullptr || lookahead.Asked(group.base)) {
-      continue;
-    }
+    const bool makes_way = group.base == like.base ? IsTooSmall(round, group)
+                                                   : IsEmpty(group) && !lookahead.Asked(group.base);
+    if (!makes_way) continue;
     const auto worker = std::ranges::find(round.view.workers, group.worker, &WorkerView::name);
     if (worker == round.view.workers.end()) continue;
     groups.emplace_back(g, StateOf({&*worker, round.KindOf(*worker)}, like.base_model, *like.model,
@@ -336,6 +341,7 @@ void ImproveBase(Round& round, const Lookahead& lookahead, size_t base, int64_t&
     // Jobs of several workers stay where they are placed.
     const GroupState& group = round.groups[g];
     if (group.base != base || !group.open || !group.stages.empty()) continue;
+    if (IsTooSmall(round, group)) continue;
     groups.push_back(&round.groups[g]);
     index.push_back(g);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -189,6 +190,26 @@ class Scheduler {
     Decide(Decision::Kind::kDissolve, job).group = group.name;
   }
 
+  // A group that jobs which make room for another would have to themselves.
+  struct Refuge {
+    size_t idle = 0;  // index of Round::idle
+    GroupState group;
+    std::vector<ShapeFor> jobs;
+  };
+
+  std::vector<Refuge> RefugesFrom(const std::vector<bool>& allowed) {
+    std::vector<Refuge> refuges;
+    std::set<size_t> bases;
+    for (size_t g = 0; g < allowed.size(); ++g) {
+      const GroupState& group = round_.groups[g];
+      if (!allowed[g] || !group.stages.empty() || !bases.insert(group.base).second) continue;
+      for (auto& [idle, on_idle] : OnIdle(round_, group)) {
+        refuges.push_back({.idle = idle, .group = std::move(on_idle), .jobs = {}});
+      }
+    }
+    return refuges;
+  }
+
   // Evicts from groups that do not drain for a job ahead of it.
   bool Evict(const Waiter& job) {
     if (!view_.policy.evict || job.job->asks) return false;
@@ -198,6 +219,8 @@ class Scheduler {
       groups.push_back(&group);
       allowed.push_back(round_.Ahead(group) == &job);
     }
+    std::vector<Refuge> refuges = RefugesFrom(allowed);
+    for (const Refuge& refuge : refuges) groups.push_back(&refuge.group);
     const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);
     const std::optional<Eviction> eviction =
         ChooseEviction(view_, round_.sizes, groups, allowed, job, points, Targets::kLeastEnds);
@@ -207,23 +230,52 @@ class Scheduler {
     changed_ = true;
     round_.settled.insert(job.job);
     for (const Eviction::Leaver& leaver : eviction->leavers) {
-      MemberState& member = group.members[leaver.member];
-      Decision& decision = answers_.emplace_back().decision;
-      decision.kind = leaver.to ? Decision::Kind::kReplace : Decision::Kind::kEvict;
-      decision.jobs = {member.job};
-      decision.group = group.name;
-      decision.why_job = job.job->job;
       if (!leaver.to) continue;
-      GroupState& to = round_.groups[*leaver.to];
-      decision.to = to.name;
+      const MemberState& member = group.members[leaver.member];
+      const bool flees = *leaver.to >= allowed.size();
+      GroupState& to =
+          flees ? refuges[*leaver.to - allowed.size()].group : round_.groups[*leaver.to];
+      if (flees) refuges[*leaver.to - allowed.size()].jobs.push_back({member.job_class, false});
       to.slot_bytes += round_.sizes.SlotBytes(member.job_class, to.worker_kind);
       to.crew.Add(member.work);
       to.touched = true;
       ++to.jobs;
     }
+    for (Refuge& refuge : refuges) {
+      if (!refuge.jobs.empty()) Take(refuge);
+    }
+    for (const Eviction::Leaver& leaver : eviction->leavers) {
+      Decision& decision = answers_.emplace_back().decision;
+      decision.kind = leaver.to ? Decision::Kind::kReplace : Decision::Kind::kEvict;
+      decision.jobs = {group.members[leaver.member].job};
+      decision.group = group.name;
+      decision.why_job = job.job->job;
+      if (leaver.to) SetTarget(*groups[*leaver.to], &decision);
+    }
     Decision& decision = Decide(Decision::Kind::kWait, job);
     decision.why = absl::StrCat(NameOf(group), " makes room for it");
+    for (Refuge& refuge : refuges) {
+      if (!refuge.jobs.empty()) round_.groups.push_back(std::move(refuge.group));
+    }
     return true;
+  }
+
+  // Nobody else comes to it in this round.
+  void Take(Refuge& refuge) {
+    GroupState& group = refuge.group;
+    group.shape = *ShapeOf(round_.sizes, group, refuge.jobs);
+    group.bytes = round_.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
+    group.open = false;
+    round_.idle[refuge.idle].taken = true;
+  }
+
+  // Of a job that goes on there.
+  static void SetTarget(const GroupState& to, Decision* decision) {
+    decision->to = to.name;
+    if (!to.fresh()) return;
+    decision->worker = to.worker;
+    decision->base_model = to.base_model;
+    decision->shape = to.shape;
   }
 
   // Running jobs of its label group, which count against it.
@@ -280,11 +332,7 @@ class Scheduler {
     decision.jobs = {from.members[replacement.member].job};
     decision.group = from.name;
     decision.why = replacement.why;
-    decision.to = to.name;
-    if (!to.fresh()) return decision;
-    decision.worker = to.worker;
-    decision.base_model = to.base_model;
-    decision.shape = to.shape;
+    SetTarget(to, &decision);
     return decision;
   }
 

@@ -42,9 +42,10 @@ namespace lorad::planner {
 //   jobs asked for that have left;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
-//   another; those that fit another open group of their base model are re-placed instead, into the
-//   one where the sum of ends rises the least, and a job that can be re-placed and was not moved
-//   within the minimum run time may be of any priority;
+//   another; those that fit another open group of their base model, or an idle worker that is
+//   loaded before they would end, are re-placed instead, to where the sum of ends rises the least,
+//   and a job that can be re-placed and was not moved within the minimum run time may be of any
+//   priority;
 // - else waits, with the reason.
 // A group takes several workers only for a job that fits none of the connected ones alone, idle or
 // not but for doubtful ones (WorkerView), or whose base model is to be on several: then it is formed
@@ -54,8 +55,9 @@ namespace lorad::planner {
 // From then on it is a group like others: jobs of its base model join it, wait for it and have it
 // formed again; it makes way when it is empty. But its jobs are not moved, nor driven out for
 // another base model. A job that waits for several workers has those that will be free the soonest
-// kept from all behind it: idle ones stay idle, and the groups of the others drain and are
-// dissolved. As nothing makes a draining group end later, it has them in the end: nobody starves.
+// kept from all behind it (and of those the last: one that idles goes on where enough others fall
+// free together): idle ones stay idle, and the groups of the others drain and are dissolved. As
+// nothing makes a draining group end later, it has them in the end: nobody starves.
 // Then the jobs that were placed change places where all end earlier so, and with `rebalance`
 // running jobs are moved where that pays: improve.h. A job that waits and could run alone on a
 // group's worker keeps everyone behind it out of that group, whatever their base models, so that

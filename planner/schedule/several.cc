@@ -100,6 +100,23 @@ std::vector<Candidate> CandidatesOf(Round& round) {
   return candidates;
 }
 
+// The fewest of them, from the first on, that hold the job; none where not even all do.
+std::vector<Candidate> FirstThatHold(Round& round, const Waiter& job,
+                                     const std::vector<Candidate>& candidates) {
+  std::vector<StageWorker> workers;
+  for (const Candidate& candidate : candidates) {
+    workers.push_back(
+        StageWorkerOf(*candidate.worker, job.job->base_model, round.view.microbatch_tokens));
+    if (workers.size() < job.needs->workers.size()) continue;
+    const auto placement = Place(round.sizes.of(job.job_class), workers);
+    if (!placement) continue;
+    std::vector<Candidate> first;
+    for (const size_t worker : placement->workers) first.push_back(candidates[worker]);
+    return first;
+  }
+  return {};
+}
+
 }  // namespace
 
 int64_t LeastTokens(int64_t a, int64_t b) {
@@ -183,19 +200,18 @@ void KeepWorkers(Round& round, const Waiter& job) {
     if (group.base == base && round.sizes.FitsAlone(job.job_class, group.worker_kind)) return;
   }
   if (!round.keepers.insert(base).second) return;
-  const std::vector<Candidate> candidates = CandidatesOf(round);
-  std::vector<StageWorker> workers;
-  std::optional<Placement> placement;
-  for (const Candidate& candidate : candidates) {
-    workers.push_back(
-        StageWorkerOf(*candidate.worker, job.job->base_model, round.view.microbatch_tokens));
-    if (workers.size() < job.needs->workers.size()) continue;
-    placement = Place(round.sizes.of(job.job_class), workers);
-    if (placement) break;
+  std::vector<Candidate> candidates = CandidatesOf(round);
+  std::vector<Candidate> kept = FirstThatHold(round, job, candidates);
+  if (kept.empty()) return;  // some of the workers that it needs take no jobs
+  const double last_s = std::ranges::max(kept, {}, &Candidate::free_s).free_s;
+  // It begins when the last of them is free. Those that fall free with that one are kept rather
+  // than such as could train others until then.
+  if (last_s < kNever) {
+    std::erase_if(candidates, [&](const Candidate& one) { return one.free_s > last_s; });
+    std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::free_s);
+    kept = FirstThatHold(round, job, candidates);
   }
-  if (!placement) return;  // some of the workers that it needs take no jobs
-  for (const size_t worker : placement->workers) {
-    const Candidate& candidate = candidates[worker];
+  for (const Candidate& candidate : kept) {
     if (candidate.group != nullptr) {
       candidate.group->kept_for = &job;
     } else {

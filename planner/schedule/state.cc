@@ -266,6 +266,16 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
   }
 }
 
+std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState& like) {
+  std::vector<std::pair<size_t, GroupState>> groups;
+  for (size_t i = 0; i < round.idle.size(); ++i) {
+    if (round.idle[i].taken) continue;
+    groups.emplace_back(
+        i, StateOf(round.idle[i], like.base_model, *like.model, round.sizes, round.paces));
+  }
+  return groups;
+}
+
 size_t Round::KindOf(const WorkerView& worker) {
   return sizes.KindOf(
       {worker.device, worker.budget_bytes, TokensOn(view, worker.microbatch_tokens)});

@@ -197,6 +197,10 @@ struct Round {
   std::set<const QueuedJob*> settled;  // of those, who have a group that makes room for them
 };
 
+// Of the base model of `like`, one without jobs on each idle worker that is not taken, by the
+// indexes of those.
+std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState& like);
+
 // ---- jobs that need several workers (several.cc) ----
 
 // The less of two settings of ClusterView::microbatch_tokens, where 0 says nothing.
@@ -227,7 +231,9 @@ struct Eviction {
 // those that leave.
 enum class Targets { kLeastEnds, kFewestJobs };
 // The least harmful of the groups with `allowed`: the highest priority that is evicted as low as
-// possible, then the fewest jobs evicted, then the fewest re-placed, then the first group.
+// possible, then the fewest jobs evicted, then the fewest re-placed, then the first group. Behind
+// those that `allowed` has may come groups that jobs can be re-placed into alone: such as would be
+// formed on idle workers.
 std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
                                        const std::vector<const GroupState*>& groups,
                                        const std::vector<bool>& allowed, const Waiter& job,

@@ -102,6 +102,12 @@ TEST_CASE("It is foreseen when several workers come together and part") {
     CHECK(seen.at("large").start_s == Approx(seen.at("soon").end_s + 5));
     CHECK(seen.at("next").start_s == 0);  // beside the long one
   }
+  SECTION("two that fall free together, and one that idles goes on meanwhile") {
+    const auto seen =
+        Foresee(Ahead({Node("idle"), u, v}, {Trains("g", {"u", "v"}, wide)}, {large, small}));
+    CHECK(seen.at("large").start_s == Approx(seen.at("wide").end_s + 5));
+    CHECK(seen.at("small").start_s == Approx(5));
+  }
   SECTION("workers without a job are put together at once, and each by itself") {
     GroupView empty = On("g", {"u"}, {}, small);
     const auto seen = Foresee(Ahead({u, Node("v")}, {empty}, {large}));

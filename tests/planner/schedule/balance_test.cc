@@ -123,6 +123,8 @@ TEST_CASE("A running job moves where all end earlier, if that pays") {
   GroupView empty = Running("e", "slow", {});
   empty.base_model = "n";
   const ClusterView beside_empty = on({}, {Running("g", "slow", four), empty});
+  GroupView small = Running("e", "slow", {});
+  small.shape.longest_sequence = 50;
   const Case cases[] = {
       {"a worker comes", comes, moves_two},
       {"a worker's group has no jobs, and nobody waits for its base model", beside_empty,
@@ -135,6 +137,8 @@ TEST_CASE("A running job moves where all end earlier, if that pays") {
        with(beside_empty, [](ClusterView& view) { view.policy.rebalance = false; }), ""},
       {"nor where loading takes longer than all would gain",
        on({}, {Running("g", "slow", four), empty}, 119), ""},
+      {"or was formed for shorter sequences", on({}, {Running("g", "slow", four), small}),
+       "dissolve e\n"},
       {"an idle one is taken before", on({IdleOn("a")}, {Running("g", "slow", two), empty}),
        "replace g -> a base=m 1024/100: g0" + says(40, 2)},
       {"it holds other weights", on({IdleOn("a")}, {Running("g", "slow", four)}, 50),

@@ -150,6 +150,50 @@ TEST_CASE("Evictions") {
         "one of them ends)\n");
 }
 
+TEST_CASE("Jobs make room on a larger worker by going to idle ones") {
+  const int64_t two = BudgetFor(500, {64, 64}), large = BudgetFor(9000, {64, 64, 64});
+  const auto view = [&](const std::vector<Trains>& jobs, int idle, std::vector<QueuedJob> queue) {
+    ClusterView view = View({Group("g", "m", large, jobs)}, std::move(queue));
+    for (int i = 0; i < idle; ++i) {
+      view.workers.push_back({"i" + std::to_string(i), two, {.threads = 2}, true});
+    }
+    return view;
+  };
+  const QueuedJob x = Other(Long(Job("x", 1), 9000));
+  const std::string makes_room = "wait #1: x (group g makes room for it)\n";
+  // Whatever their priority: nobody loses more than the move.
+  CHECK(Text(view({{"a", 5}}, 1, {x})) ==
+        "replace g -> i0 base=m 1024/100: a for x\n" + makes_room);
+  CHECK(Text(view({{"a", 5}, {"b", 5}}, 1, {x})) ==
+        "replace g -> i0 base=m 1024/100: b for x\nreplace g -> i0 base=m 1024/100: a for x\n" +
+            makes_room);
+  CHECK(Text(view({{"a", 5}, {"b", 5}}, 2, {x})) ==
+        "replace g -> i0 base=m 1024/100: b for x\nreplace g -> i1 base=m 1024/100: a for x\n" +
+            makes_room);
+  // Not one that fits no idle worker, was moved lately, or is suspected of ending workers.
+  const std::string waits = "wait #1: x (needs 2269 MiB, and worker i0, which is idle, offers " +
+                            ThereText(two) + "; waits until one is free)\n";
+  CHECK(Text(view({{"a", 5}, {"b", 5, 10, 500}}, 2, {x})) == waits);
+  CHECK(Text(view({{"a", 5, 10, 64, "", 100, false, 899}}, 1, {x})) == waits);
+  ClusterView suspect = view({{"a", 5}}, 1, {x});
+  suspect.groups[0].running[0].company_max = 1;
+  CHECK(Text(suspect) == waits);
+  // Nor where that takes longer than it has to go on: 100 steps of 0.3 s.
+  ClusterView loads = view({{"a", 5}}, 1, {x});
+  loads.groups[0].running[0].remaining_steps = 100;
+  loads.times[{"m", ""}] = {100, 1, 0};
+  loads.load_s[{"m", ""}] = 28;
+  CHECK(Text(loads) == waits);
+  loads.load_s[{"m", ""}] = 27;
+  CHECK(Text(loads).find("replace g -> i0 base=m 1024/100: a for x\n" + makes_room) == 0);
+  // A refuge is taken once.
+  ClusterView both = View({Group("g", "m", large, {{"a"}}), Group("h", "m", large, {{"b"}})},
+                          {x, Other(Long(Job("y", 1, 0, "", 64, 200), 9000))});
+  both.workers.push_back({"i0", two, {.threads = 2}, true});
+  CHECK(Text(both) == "replace g -> i0 base=m 1024/100: a for x\n" + makes_room +
+                          "evict h: b for y\nwait #2: y (group h makes room for it)\n");
+}
+
 TEST_CASE("An ask waits like a job, but nobody is evicted for it") {
   QueuedJob ask = Other(Job("x", 9));
   ClusterView view = View({Group("g", "m", int64_t{1} << 40, {{"a"}})}, {ask, Job("y", 0)});

@@ -156,6 +156,22 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
   CHECK(First(Of({Busy(Node("u")), Busy(Node("v"))}, {rests}, {Narrow("a", 1)})).find("wait") == 0);
 }
 
+TEST_CASE("Workers that fall free together are kept, not one that idles until then") {
+  const GroupView busy = On("g", {"u", "v"}, {Wide("x")}, Wide("x"));
+  QueuedJob other = Wide("a", 1);
+  other.base_model = "another";
+  const std::vector<WorkerView> workers = {Node("i"), Busy(Node("u")), Busy(Node("v"))};
+  const std::string text = Text(Of(workers, {busy}, {other, Narrow("b", 2)}));
+  CHECK(text.find("wait #1: a") == 0);
+  CHECK(text.find("form i base=small 1024/100: b") != std::string::npos);
+  // But one that idles already, rather than one that is free later.
+  const GroupView soon = On("g", {"u"}, {Narrow("x")}, Narrow("x"));
+  GroupView late = On("h", {"v"}, {Narrow("y")}, Narrow("y"));
+  late.running[0].remaining_steps = 100'000;
+  CHECK(Text(Of(workers, {soon, late}, {other, Narrow("b", 2)})).find("form i") ==
+        std::string::npos);
+}
+
 TEST_CASE("Names that say what they are stand for themselves") {
   const GroupView busy = On("group-7", {"v"}, {Narrow("x")}, Narrow("x"));
   const std::string text =

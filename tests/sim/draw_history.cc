@@ -246,6 +246,33 @@ void DrawJostling(std::mt19937_64& random, History* history) {
   }
 }
 
+// Equal workers that say how long they take, and jobs of two base models or some, short ones and
+// long ones, which move to where others have left. Nothing goes wrong.
+void DrawLopsided(std::mt19937_64& random, History* history) {
+  const int workers = Draw(random, 2, 3);
+  history->site.machines.clear();
+  for (int i = 0; i < workers; ++i) {
+    history->site.machines.push_back(
+        {.worker = absl::StrCat("worker-", i), .order_us = 10'000, .pass_ms = 10, .token_ms = 5});
+  }
+  history->site.core.policy.minimum_run_s = Draw(random, 1, 5);
+  history->rates.owns = 0.1 * Draw(random, 0, 8);
+  history->rates.evaluates = random() % 2 == 0;
+  history->rates.epochs_max = 60;
+  history->rates.priorities = 1;
+  const auto add = [&](int64_t at_us, int kind) {
+    const uint64_t a = random(), b = random() >> 1;
+    history->happenings.push_back({0, at_us, kind, a, b});
+  };
+  const int64_t length_us = Draw(random, 1, 60) * kSecondUs;
+  const auto at_us = [&] {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(length_us));
+  };
+  for (int i = workers + Draw(random, 0, 4); i > 0; --i) add(at_us(), kJobKind);
+  for (int i = Draw(random, 0, 4); i > 0; --i)
+    add(at_us(), Draw(random, kOthersKind, kAsksKind - 1));
+}
+
 int KindOf(std::string_view name) {
   for (int kind = 0; kind < CountKinds(); ++kind) {
     if (name == NameOfKind(kind)) return kind;
@@ -308,6 +335,11 @@ History DrawHistory(uint64_t seed) {
   }
   if (seed % kJostlingEvery == 25) {
     DrawJostling(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kLopsidedEvery == 17) {
+    DrawLopsided(random, &history);
     Number(history.happenings);
     return history;
   }

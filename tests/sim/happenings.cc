@@ -19,7 +19,7 @@ v1::Job RandomJob(const Rates& rates, uint64_t a, uint64_t b) {
   v1::Job job;
   job.set_base_model("m");
   job.set_training_dataset(falls(rates.long_rows) ? "long.jsonl" : "train.jsonl");
-  if (draw(2) == 0) job.set_validation_dataset("valid.jsonl");
+  if (draw(2) == 0 && rates.evaluates) job.set_validation_dataset("valid.jsonl");
   v1::AdapterConfig& adapter = *job.mutable_adapter();
   adapter.set_rank(falls(rates.high_rank) ? 65 << draw(4) >> 1 : 4);
   adapter.set_alpha(8);

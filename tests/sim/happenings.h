@@ -16,11 +16,12 @@ namespace lorad::sim {
 
 // What share of a history's jobs is so.
 struct Rates {
-  double long_rows = 0;  // longer than what other jobs' groups are formed for
-  double high_rank = 0;  // that not every worker has room for
-  double owns = 0;       // trained with a model, a dataset or an adapter of its own
-  double poisoned = 0;   // whose steps are not finite from some step on
-  double deadly = 0;     // whose steps end their workers
+  double long_rows = 0;   // longer than what other jobs' groups are formed for
+  double high_rank = 0;   // that not every worker has room for
+  double owns = 0;        // trained with a model, a dataset or an adapter of its own
+  double poisoned = 0;    // whose steps are not finite from some step on
+  double deadly = 0;      // whose steps end their workers
+  bool evaluates = true;  // some are evaluated
   uint64_t epochs_max = 3;
   uint64_t priorities = 3;  // from 0
   // Of base models of so many layers (models.h), each alike; 0: the tiny one. None: all are of that.

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <memory>
 
+#include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
 #include "server/core/catalog/model_shape.h"
 #include "storage/models/model_description.h"
@@ -17,6 +18,13 @@ constexpr int64_t kIdleUs = 10'000'000;
 // got lost is asked for again after a minute.
 constexpr int64_t kAnswersUs = 90'000'000;
 constexpr int kQuestions = 3;
+// Jobs that were moved stay for a minimum run. Where that is longer than a history, nobody need move
+// again.
+constexpr int64_t kRunUs = 5'000'000;
+constexpr int64_t kSharedUs = 15'000'000;
+// What a move gains by far, whatever the coordinator's times err by.
+constexpr double kGainS = 15;
+constexpr double kGainShare = 0.3;
 
 // It has met a failure that passes: its back-off is not over. Or the store has: nothing is begun. Or
 // a quota holds it.
@@ -52,7 +60,8 @@ bool MayTrain(const v1::Worker& worker, const v1::ClusterStatus& cluster) {
 
 }  // namespace
 
-Idleness::Idleness(Site& site, const SiteOptions& options) : site_(site) {
+Idleness::Idleness(Site& site, const SiteOptions& options)
+    : site_(site), minimum_run_us_(options.core.policy.minimum_run_s * 1'000'000) {
   for (const Machine& machine : options.machines) machines_[machine.worker] = machine;
 }
 
@@ -102,6 +111,58 @@ void Idleness::Compare(const Seen& seen) {
   busy_.insert(busy_.end(), answering.begin(), answering.end());
   Compare(idle, seen.jobs, kIdleUs, &since_us_);
   busy_.clear();
+  if (minimum_run_us_ <= kRunUs) CompareShared(free, seen);
+}
+
+bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen) const {
+  const auto worker =
+      std::ranges::find(seen.workers.workers(), group.workers(0), &v1::Worker::name);
+  const auto times = std::ranges::find_if(seen.cluster.times(), [&](const auto& one) {
+    return one.base_model() == group.base_model() && one.device_key() == free.device_key();
+  });
+  if (worker == seen.workers.workers().end() || worker->device_key() != free.device_key() ||
+      worker->memory_bytes() > free.memory_bytes() || times == seen.cluster.times().end()) {
+    return false;
+  }
+  planner::Crew crew;
+  for (const std::string& name : group.jobs()) {
+    const auto job = std::ranges::find(seen.jobs.jobs(), name, &v1::Job::name);
+    // Evaluations have others train beside them, and by how much is the policy's to say.
+    if (job == seen.jobs.jobs().end() || job->state() != v1::Job::RUNNING ||
+        job->total_steps() == 0 || job->finish_step() > 0 || !job->validation_dataset().empty()) {
+      return false;
+    }
+    crew.Add({.step_tokens = job->total_tokens() / job->total_steps(),
+              .remaining_steps = job->total_steps() - job->step()});
+  }
+  const planner::TimeCoefficients pace{.constant_ms = times->constant_ms(),
+                                       .token_ms = times->token_ms(),
+                                       .squared_ms = times->squared_ms()};
+  const double together_s = crew.SumOfEnds(pace, group.capacity_tokens());
+  for (size_t i = 0; i < crew.size(); ++i) {
+    planner::Crew alone;
+    alone.Add(crew.jobs()[i]);
+    const double gain_s = together_s - crew.SumOfEnds(pace, group.capacity_tokens(), nullptr, i) -
+                          alone.SumOfEnds(pace, group.capacity_tokens()) - times->load_seconds();
+    if (gain_s > kGainS && gain_s > kGainShare * together_s) return true;
+  }
+  return false;
+}
+
+void Idleness::CompareShared(const Workers& free, const Seen& seen) {
+  Since since_us;
+  for (const v1::Group& group : seen.cluster.groups()) {
+    if (group.workers_size() != 1 || group.jobs_size() < 2) continue;
+    const auto gains = [&](const v1::Worker* worker) { return IsCrowded(group, *worker, seen); };
+    const auto beside = std::ranges::find_if(free, gains);
+    if (beside == free.end()) continue;
+    const auto before = since_shared_us_.find(group.name());
+    since_us[group.name()] = before == since_shared_us_.end() ? site_.now_us() : before->second;
+    INFO("jobs share " << group.ShortDebugString() << " since " << since_us[group.name()]
+                       << " us beside " << (*beside)->ShortDebugString());
+    REQUIRE(site_.now_us() - since_us[group.name()] < kSharedUs + 2 * minimum_run_us_);
+  }
+  since_shared_us_ = std::move(since_us);
 }
 
 void Idleness::Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,

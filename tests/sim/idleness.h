@@ -2,7 +2,8 @@
 // for, one of them or several together; several only for what fits no connected worker alone (ADR
 // 0025). For a moment that may be: a checkpoint is being written, the news is on its way, or a
 // group that answers is being cut. For longer it may not, unless they are kept for one that needs
-// more of them.
+// more of them. And whether they idle beside jobs that share another worker of their kind and would
+// end much earlier if one of them were theirs: nothing may keep these there but a minimum run.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,13 @@ class Idleness {
   void Compare(const Seen& seen);
   void Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,
                Since* since_before_us);
+  // Of the workers of a group, the jobs that would end much earlier beside that free one.
+  bool IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen) const;
+  void CompareShared(const Workers& free, const Seen& seen);
   void Forget() {
     since_us_.clear();
     since_answering_us_.clear();
+    since_shared_us_.clear();
   }
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;
@@ -52,6 +57,8 @@ class Idleness {
   int64_t looked_us_ = 0;
   Since since_us_;            // jobs that wait beside workers in no group,
   Since since_answering_us_;  // or beside such as idle in a group or only answer
+  Since since_shared_us_;     // groups whose jobs share a worker beside either
+  const int64_t minimum_run_us_;
 };
 
 }  // namespace lorad::sim

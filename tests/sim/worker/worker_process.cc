@@ -44,6 +44,7 @@ WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, Coordinat
       net_(net),
       hello_(HelloOf(machine)),
       order_us_(machine.order_us),
+      pass_ms_(machine.pass_ms),
       token_ms_(machine.token_ms) {}
 
 // ---- its life ----
@@ -58,7 +59,9 @@ void WorkerProcess::Start() {
   };
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
   hooks.pass_ms = [this](int64_t tokens) {
-    return static_cast<double>(mischief_.slowness) * (1 + token_ms_ * static_cast<double>(tokens));
+    const double of_tokens_ms = token_ms_ * static_cast<double>(tokens);
+    tokens_us_ += static_cast<int64_t>(1000 * of_tokens_ms);
+    return static_cast<double>(mischief_.slowness) * (pass_ms_ + of_tokens_ms);
   };
   hooks.net = net_;
   hooks.host.worker = hello_.worker();
@@ -186,8 +189,10 @@ void WorkerProcess::CarryOut(worker::Effect order) {
   engine_->CarryOut(order, [this, staged_bytes](const absl::StatusOr<bool>& done) {
     const worker::EngineDone answer{done, staged_bytes};
     // Behind the reports of this order, which lie on the agenda.
-    clock_.At(clock_.now_us(),
-              IfAlive([this, answer] { ApplyLater(mischief_.slowness * order_us_, answer); }));
+    const int64_t took_us = order_us_ + std::exchange(tokens_us_, 0);
+    clock_.At(clock_.now_us(), IfAlive([this, answer, took_us] {
+                ApplyLater(mischief_.slowness * took_us, answer);
+              }));
   });
 }
 

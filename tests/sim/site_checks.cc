@@ -139,6 +139,8 @@ void Site::CheckTurns(const v1::Job& job) {
   if (policy.fair_share || policy.points_per_hour <= 0) return;
   for (const auto& [name, other] : followed_) {
     if (other.state() != v1::Job::QUEUED || other.priority() != job.priority()) continue;
+    if (other.queue().why().find("tried again at") != std::string::npos)
+      continue;  // it may not yet
     const int64_t times = ++turns_[name][job.name()];
     INFO("job " << job.name() << " takes a place " << times
                 << " times while this one waits: " << other.ShortDebugString());

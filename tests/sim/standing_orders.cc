@@ -90,11 +90,15 @@ void StandingOrders::Told(const v1::Job& job) {
   } else {
     placed_.erase(job.name());
   }
-  // It trains no step beyond, and does not forget it.
+  // It trains no step beyond, and does not forget it. One that was paused before stays so while its
+  // last checkpoint is being written.
   if (job.finish_step() > 0) {
     INFO("it is to finish: " << job.ShortDebugString());
     REQUIRE(job.step() <= job.finish_step());
-    REQUIRE(job.state() != v1::Job::PAUSED);
+    if (job.state() == v1::Job::PAUSED) REQUIRE_FALSE(goes_on_.contains(job.name()));
+    if (job.state() != v1::Job::PAUSED && job.state() != v1::Job::PAUSING) {
+      goes_on_.insert(job.name());
+    }
   }
   const auto finishing = finishing_.find(job.name());
   if (finishing != finishing_.end() && job.revision() > finishing->second.revision) {
@@ -116,6 +120,7 @@ void StandingOrders::ToldDeleted(const std::string& job) {
   placed_.erase(job);
   paused_.erase(job);
   finishing_.erase(job);
+  goes_on_.erase(job);
 }
 
 int64_t StandingOrders::Running(const std::string& label) const {

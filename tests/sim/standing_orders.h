@@ -50,6 +50,7 @@ class StandingOrders {
     int64_t step = 0;
   };
   std::map<std::string, End> finishing_;   // by job
+  std::set<std::string> goes_on_;          // jobs that are to finish, and are not paused
   std::map<std::string, int64_t> paused_;  // job -> its revision as the pause was acknowledged
   std::set<std::string> drained_;          // workers
   std::map<std::string, Limit> limits_;    // by label, of running jobs

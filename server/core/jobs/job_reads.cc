@@ -48,7 +48,15 @@ std::string JobTable::WhyQueued(const JobState& state) const {
   if (const size_t before = queue_.Beyond(state); before > 0) {
     return absl::StrCat("behind ", before, " jobs like it, which come before it");
   }
-  return state.why.empty() ? "waits to be scheduled" : state.why;
+  // Nothing is decided of it until then.
+  if (state.commits > 0) return "the checkpoint that it goes on from is being written";
+  if (state.reads_content) return "the checkpoint that it goes on from is being read";
+  if (!state.why.empty()) return state.why;
+  for (const auto& [name, group] : groups_.all()) {
+    if (!group.members.contains(state.name())) continue;
+    return absl::StrCat("its slot in ", name, " is not free yet");
+  }
+  return "waits to be scheduled";
 }
 
 std::string JobTable::WhyNoForecast(const JobState& state) const {

@@ -98,7 +98,10 @@ void StageNet::Carry(const SimStage& from, const std::string& to, Size size,
   Link link = found == links_.end() ? Link() : found->second;
   if (size == Size::kTensor) {
     const int64_t lost_us = clock_.now_us() + kSilenceUs;
+    // What comes behind a tensor that is lost does not pass it.
+    if (lost_.contains({from.endpoint_, to})) return;
     if (link.narrow_until_us > lost_us) {
+      lost_.emplace(from.endpoint_, to);
       return clock_.AlarmAt(lost_us, [this, endpoint = from.endpoint_, to] {
         Lose(endpoint, to, "nothing that is sent comes to ");
       });

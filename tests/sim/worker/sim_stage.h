@@ -69,6 +69,7 @@ class StageNet {
   std::map<std::string, SimStage*> stages_;
   std::map<std::string, std::string> workers_;  // by endpoint, also of those that have gone
   std::map<Way, int64_t> free_us_;              // of endpoints: then the way is free
+  std::set<Way> lost_;                          // of endpoints: a tensor between them was lost
   std::map<Way, Link> links_;                   // of workers
   std::set<std::string> isolated_;              // likewise
 };

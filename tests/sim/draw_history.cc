@@ -252,8 +252,11 @@ void DrawLopsided(std::mt19937_64& random, History* history) {
   const int workers = Draw(random, 2, 3);
   history->site.machines.clear();
   for (int i = 0; i < workers; ++i) {
-    history->site.machines.push_back(
-        {.worker = absl::StrCat("worker-", i), .order_us = 10'000, .pass_ms = 10, .token_ms = 5});
+    history->site.machines.push_back({.worker = absl::StrCat("worker-", i),
+                                      .order_us = 10'000,
+                                      .pass_ms = 10,
+                                      .token_ms = 5,
+                                      .truthful = true});
   }
   history->site.core.policy.minimum_run_s = Draw(random, 1, 5);
   history->rates.owns = 0.1 * Draw(random, 0, 8);

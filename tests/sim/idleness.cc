@@ -51,10 +51,9 @@ bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
   });
 }
 
-// A rest may take a minute; that it ends, the end of the history shows.
-bool TakesJobs(const v1::Worker& worker) {
+bool IsThere(const v1::Worker& worker) {
   const bool away = worker.state() == v1::Worker::LOST || worker.state() == v1::Worker::AWAITED;
-  return !away && !worker.drained() && worker.resting().empty();
+  return !away && !worker.drained();
 }
 
 // In no group, or in one without jobs: of nobody, or of adapters and base models that are asked.
@@ -78,7 +77,7 @@ void Idleness::Look() {
   const bool is_ill =
       disk.read_only() || disk.capacity_bytes() != SimDisk::kUnbounded || site_.files_hang();
   const bool stood_still = site_.now_us() - looked_us_ > 3 * kLookUs;
-  if (is_ill || stood_still || !site_.serves()) Forget();
+  if (is_ill || stood_still || !site_.serves() || site_.stops()) Forget();
   looked_us_ = site_.now_us();
   // One event after the other: nothing happens between them. Their answers may come in any order.
   auto seen = std::make_shared<Seen>();
@@ -105,8 +104,10 @@ void Idleness::Compare(const Seen& seen) {
   Workers idle, answering, free;
   busy_.clear();
   for (const v1::Worker& worker : seen.workers.workers()) {
-    if (!TakesJobs(worker)) continue;
-    if (!MayTrain(worker, seen.cluster)) {
+    if (!IsThere(worker)) continue;
+    // A rest may take a minute, and what it holds alone waits for that; that it ends, the end of the
+    // history shows.
+    if (!worker.resting().empty() || !MayTrain(worker, seen.cluster)) {
       busy_.push_back(&worker);
       continue;
     }

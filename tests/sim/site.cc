@@ -277,6 +277,7 @@ void Site::EndCoordinator(Death death, int64_t steps) {
 }
 
 void Site::StopCoordinator() {
+  stopped_life_ = life_;
   const auto end = [this, life = life_] {
     if (life == life_) EndCoordinator(Death::kKill, 0);
   };

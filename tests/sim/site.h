@@ -68,6 +68,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   absl::StatusOr<std::string> WriteUpload(const std::map<std::string, std::string>& files);
   // The coordinator is there, and its disk does what it is told.
   bool serves() const { return process_ && !disk_.stopped(); }
+  // It was asked to stop: it begins nothing.
+  bool stops() const { return stopped_life_ == life_; }
   bool paused() const { return paused_; }
   bool MayForget(const std::string& request_id) const {
     return promises_.MayBeForgotten(request_id);
@@ -239,6 +241,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
 
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;
+  int64_t stopped_life_ = -1;
   bool wake_due_ = false;
   std::optional<Death> death_;  // how the process ends when it does
   int64_t steps_to_death_ = -1;

@@ -45,7 +45,8 @@ WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, Coordinat
       hello_(HelloOf(machine)),
       order_us_(machine.order_us),
       pass_ms_(machine.pass_ms),
-      token_ms_(machine.token_ms) {}
+      token_ms_(machine.token_ms),
+      truthful_(machine.truthful) {}
 
 // ---- its life ----
 
@@ -60,7 +61,7 @@ void WorkerProcess::Start() {
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
   hooks.pass_ms = [this](int64_t tokens) {
     const double of_tokens_ms = token_ms_ * static_cast<double>(tokens);
-    tokens_us_ += static_cast<int64_t>(1000 * of_tokens_ms);
+    if (truthful_) tokens_us_ += static_cast<int64_t>(1000 * of_tokens_ms);
     return static_cast<double>(mischief_.slowness) * (pass_ms_ + of_tokens_ms);
   };
   hooks.net = net_;

@@ -146,16 +146,14 @@ class Chooser {
     return std::ranges::any_of(groups, [&](size_t other) { return MayGo(g, m, other); });
   }
 
-  // Where loading the base model takes longer than what is left of the job, that ends where it is.
+  // One that ends in its company before the base model is loaded elsewhere ends where it is.
   bool MayGo(size_t g, size_t m, size_t other) const {
     const GroupState& from = *groups_[g];
     const GroupState& to = *groups_[other];
     if (other == g || !to.fresh() || !from.pace.known) return other != g;
-    const JobWork& work = from.members[m].work;
-    const double left_s = static_cast<double>(work.remaining_steps) *
-                          RoundMs(from.pace.times, work.step_tokens, from.shape.capacity_tokens) /
-                          1000;
-    return view_.move_s + to.delay_s < left_s;
+    const std::vector<double> ends_s =
+        EndsOf(from.pace.times, from.shape.capacity_tokens, from.crew.jobs());
+    return view_.move_s + to.delay_s < ends_s[from.crew.Find(from.members[m].work)];
   }
 
   // The open group of the base model with room for the member, beside what is taken of each, where

@@ -302,7 +302,7 @@ bool IsEmpty(const GroupState& group) {
 bool IsTooSmall(const Round& round, const GroupState& group) {
   if (!IsEmpty(group)) return false;
   return std::ranges::any_of(round.groups, [&](const GroupState& other) {
-    return other.base == group.base &&
+    return other.base == group.base && other.stages.empty() &&
            std::ranges::any_of(other.members, [&](const MemberState& member) {
              return member.trains && !Covers(group.shape, round.sizes.of(member.job_class));
            });

@@ -232,10 +232,10 @@ class Scheduler {
     for (const Eviction::Leaver& leaver : eviction->leavers) {
       if (!leaver.to) continue;
       const MemberState& member = group.members[leaver.member];
-      const bool flees = *leaver.to >= allowed.size();
-      GroupState& to =
-          flees ? refuges[*leaver.to - allowed.size()].group : round_.groups[*leaver.to];
-      if (flees) refuges[*leaver.to - allowed.size()].jobs.push_back({member.job_class, false});
+      Refuge* const refuge =
+          *leaver.to < allowed.size() ? nullptr : &refuges[*leaver.to - allowed.size()];
+      if (refuge != nullptr) refuge->jobs.push_back({.job_class = member.job_class});
+      GroupState& to = refuge != nullptr ? refuge->group : round_.groups[*leaver.to];
       to.slot_bytes += round_.sizes.SlotBytes(member.job_class, to.worker_kind);
       to.crew.Add(member.work);
       to.touched = true;

@@ -186,6 +186,11 @@ TEST_CASE("Jobs make room on a larger worker by going to idle ones") {
   CHECK(Text(loads) == waits);
   loads.load_s[{"m", ""}] = 27;
   CHECK(Text(loads).find("replace g -> i0 base=m 1024/100: a for x\n" + makes_room) == 0);
+  // In company its rounds are longer, and so is what it has to go on.
+  loads.load_s[{"m", ""}] = 28;
+  loads.groups[0] = Group("g", "m", large, {{"a", 5}, {"b", 5}});
+  for (RunningJob& job : loads.groups[0].running) job.remaining_steps = 100;
+  CHECK(Text(loads).find("replace g -> i0 base=m 1024/100: b for x\n") == 0);
   // A refuge is taken once.
   ClusterView both = View({Group("g", "m", large, {{"a"}}), Group("h", "m", large, {{"b"}})},
                           {x, Other(Long(Job("y", 1, 0, "", 64, 200), 9000))});

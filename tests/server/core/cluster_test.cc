@@ -85,6 +85,30 @@ TEST_CASE("a job that has lost steps is shown as it was at its checkpoint, loss 
   check_row();
 }
 
+TEST_CASE("a job whose last checkpoint is being written says so in the queue") {
+  WorldOptions options;
+  options.delay_us_max = 1000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(100);
+  content.mutable_training()->set_checkpoint_every_steps(1);
+  const std::string job = world->Submit(content);
+  const std::string why = "the checkpoint that it goes on from is being written";
+  bool seen = false;
+  for (int step = 1; step < 100 && !seen; ++step) {
+    world->RunUntil([&] { return world->Job(job).step() >= step; });
+    int events = 0;  // some later, it is being written
+    world->RunUntil([&] { return ++events > step % 20; });
+    world->worker(0).Kill(/*restart=*/false);
+    world->RunUntilState(job, Job::QUEUED);
+    seen = world->Job(job).queue().why() == why;
+    world->worker(0).Start();
+  }
+  CHECK(seen);
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 TEST_CASE("a worker that falls silent is lost after its lease") {
   WorldOptions options;
   options.core.lease_ms = 4000;

@@ -71,7 +71,7 @@ void GroupPromises::OnFormGroup(uint64_t connection, const worker::v1::FormGroup
     part.group_bytes = planner::BytesOfGroup(epoch.model->shape, shape, part.range).total();
     CheckBudget(part);
   } else if (epoch.over_us < 0) {
-    // The coordinator does not know yet: the news may be behind mail that is late, up to a lease.
+    // The coordinator does not know yet: the news is in its mailbox.
     epoch.over_us = now_us + lease_us_;
   }
   epoch.parts.push_back(std::move(part));
@@ -169,7 +169,7 @@ void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& we
   REQUIRE_FALSE(part.back);
   part.back = true;
   if (hello == nullptr || ended_.contains(connection)) {
-    // The coordinator does not know yet: the news may be behind mail that is late, up to a lease.
+    // The coordinator does not know yet: the news is in its mailbox.
     epoch.over_us = now_us + lease_us_;
     return;
   }
@@ -190,6 +190,9 @@ void GroupPromises::OnWelcome(uint64_t connection, const worker::v1::Welcome& we
 
 void GroupPromises::Sent(uint64_t connection, const worker::v1::CoordinatorMessage& message,
                          const worker::v1::Hello* hello, int64_t now_us) {
+  // That it has gone comes behind its mail, which may be late: until then it is a silent one.
+  const auto said = hellos_.find(connection);
+  if (hello == nullptr && said != hellos_.end()) hello = &said->second;
   if (message.has_welcome()) {
     OnWelcome(connection, message.welcome(), hello, now_us);
   } else if (message.has_form_group()) {

@@ -57,10 +57,10 @@ std::string WhyItFails(const v1::Job& job) {
   return last > kFiniteRateMax ? "NOT_FINITE" : "";
 }
 
-// What is in use when newer checkpoints come goes soon after its use, and a client that vanished uses
-// what it asked for 30 s more.
+// What is in use when newer checkpoints come goes soon after its use, which is looked at every 20 s. A
+// client that vanished uses what it asked for 30 s more, which are looked at every 30 s.
 void LetCheckpointsGo(Stage& stage) {
-  constexpr int64_t kGoneUs = 55 * kSecondUs;
+  constexpr int64_t kGoneUs = 85 * kSecondUs;
   const bool any = std::ranges::any_of(stage.jobs, [](const auto& client) {
     const v1::TrainingConfig& training = client->planned().training();
     return training.checkpoint_keep_last() > 0 || training.checkpoint_keep_best() > 0;

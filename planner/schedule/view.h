@@ -101,7 +101,7 @@ struct GroupView {
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
   // That it has trained lately, whatever its rounds had beside microbatches, and those evaluated as
-  // if trained (ends.h); 0: unknown. For forecasts alone.
+  // if trained (ends.h); 0: unknown. For forecasts, and for what is left of a job that may make room.
   double tokens_per_second = 0;
   std::vector<StageView> stages =
       {};  // of several workers, in their order; empty: of `worker` alone

@@ -6,6 +6,7 @@
 #include <list>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -53,11 +54,13 @@ class Simulation {
       }
       EndFirst(*next, at_s);
       changed_ = {next};
-      if (several_ && next->group.jobs == 0) {
+      const bool was_last = next->group.jobs == 0;
+      if (several_ && was_last) {
         Rearrange(at_s);
       } else {
         Fill(*next, at_s, kNobody);
       }
+      if (was_last) LookForRoom(at_s);
     }
     absl::erase_if(foreseen_, [](const auto& entry) { return entry.second.end_s == kNever; });
     return std::move(foreseen_);
@@ -146,55 +149,16 @@ class Simulation {
            round_.Helps(group, group.shape, *job.job, job.work);
   }
 
-  // A group for the job alone takes the place of the one without jobs that is there, if one is.
   void Form(Place& place, const Waiter& job, double now_s) {
-    GroupState& group = place.group;
-    const bool loaded = group.base_model == job.job->base_model ||
-                        (place.idle != nullptr && group.base_model.empty() &&
-                         place.idle->worker->loaded_base_model == job.job->base_model);
-    const WorkerKind& kind = round_.sizes.kind(group.worker_kind);
-    if (group.base_model != job.job->base_model) {
-      place.slowness = 1;
-      place.paced = false;
-    }
-    GroupState formed;
-    formed.name = "foreseen";
-    formed.base_model = job.job->base_model;
-    formed.device_name =
-        place.idle != nullptr ? place.idle->worker->device_name : group.device_name;
-    formed.model = job.job->model.get();
-    formed.base = round_.sizes.BaseOf(formed.base_model);
-    formed.worker_kind = group.worker_kind;
-    formed.budget_bytes = kind.budget_bytes;
-    formed.open = true;
-    formed.stages = group.stages;
-    formed.stage_kinds = group.stage_kinds;
-    formed.shape = round_.sizes.AloneOn(job.job_class, group.worker_kind).shape;
-    const double slowness =
-        place.idle != nullptr ? place.idle->worker->slowness : group.pace.slowness;
-    formed.pace = group.stages.empty()
-                      ? round_.paces.Of(formed.base_model, formed.device_name, slowness)
-                      : group.pace;
-    formed.bytes =
-        round_.sizes.GroupBytes(formed.base, *formed.model, formed.shape, formed.worker_kind);
-    group = std::move(formed);
-    place.now_s = now_s + (loaded ? std::exchange(place.load_s, 0) : group.pace.load_s);
+    place.Form(round_, job.job->base_model, *job.job->model, job.job_class, now_s);
   }
 
   void Join(Place& place, size_t job) {
     const Waiter& waiter = round_.queue[job];
-    const QueuedJob& queued = *waiter.job;
-    auto trainee = std::make_unique<Trainee>();
-    trainee->running.priority = queued.priority;
-    trainee->running.arrival = queued.arrival;
-    trainee->running.longest_sequence = queued.longest_sequence;
-    trainee->running.step_tokens = queued.step_tokens;
-    trainee->running.label_group = queued.label_group;
-    trainee->running.company_max = queued.company_max;
-    trainee->running.alone = queued.alone;
+    std::unique_ptr<Trainee> trainee = TraineeOf(*waiter.job);
     trainee->began_s = place.now_s;
     MemberState member;
-    member.job = queued.job;
+    member.job = waiter.job->job;
     member.job_class = waiter.job_class;
     member.slot_bytes = round_.sizes.SlotBytes(waiter.job_class, place.group.worker_kind);
     member.work = waiter.work;
@@ -243,6 +207,8 @@ class Simulation {
     const QueuedJob& queued = *round_.queue[job].job;
     if (!policy.evict || queued.asks || leavers_ >= kLeaversMax) return kNever;
     const double settled_s = std::max(now_s, place.now_s);
+    const bool refuges =
+        std::ranges::any_of(places_, [&](const Place& one) { return IsFree(one); });
     const double points = 1 + ShareOf(queued);
     const bool gathers = policy.points_per_hour > 0 && points <= policy.points_max;
     // Whole seconds count, as in PointsOf().
@@ -255,12 +221,26 @@ class Simulation {
       if (place.group.members[m].running == nullptr || running.leaving) continue;
       const double had_its_time_s =
           place.trainees[m]->began_s + static_cast<double>(policy.MinimumRun());
-      if (running.priority > queued.priority) continue;
       const bool is_equal = running.priority == queued.priority;
-      const double may_s = is_equal ? std::max({settled_s, aged_s, had_its_time_s}) : settled_s;
+      double may_s = is_equal ? std::max({settled_s, aged_s, had_its_time_s}) : settled_s;
+      if (running.priority > queued.priority) may_s = kNever;
+      if (refuges) {
+        const double moves_s = place.trainees[m]->moved_at_s + policy.minimum_run_s;
+        may_s = std::min(may_s, std::max(settled_s, moves_s));
+      }
       if (may_s > failed_s) turn_s = std::min(turn_s, may_s);
     }
     return turn_s;
+  }
+
+  // Those who wait may have room made for them by jobs that go to a worker that has become free.
+  void LookForRoom(double now_s) {
+    if (std::ranges::none_of(places_, [&](const Place& one) { return IsFree(one); })) return;
+    for (Place& place : places_) {
+      const size_t first = place.group.jobs > 0 ? FirstFor(place) : kNobody;
+      if (!line_.IsBefore(first, KeptFor(place))) continue;
+      place.turn_s = std::min(place.turn_s, TurnOf(place, first, now_s, -kNever));
+    }
   }
 
   // The first that waits for the place has others evicted, from whichever place that harms least.
@@ -282,6 +262,11 @@ class Simulation {
       allowed.push_back(may_now(one));
       one.SetMoment(now_s, allowed.back());
     }
+    const std::list<Refuge> refuges = RefugesFrom(places, allowed);
+    for (const Refuge& refuge : refuges) {
+      places.push_back(refuge.place);
+      groups.push_back(&refuge.group);
+    }
     const Waiter waiter = round_.queue[job];
     const double points =
         PointsOf(round_.view.policy, static_cast<int64_t>(line_.WaitedBy(job, now_s))) -
@@ -296,11 +281,39 @@ class Simulation {
     const size_t evicted = Carry(*eviction, places, now_s);
     Place& left = *places[eviction->group];
     if (left.group.jobs == 0) Form(left, waiter, now_s);
-    if (left.group.base_model == waiter.job->base_model) GrowFor(left, waiter);
+    if (left.group.base_model == waiter.job->base_model) {
+      left.GrowFor(round_, waiter.job_class, waiter.job->resumes);
+    }
     if (HasRoom(left, waiter)) Join(left, job);
     for (Place* one : places) {
       if (one == &left || line_.IsBefore(evicted, one->next)) Fill(*one, now_s, kNobody);
     }
+  }
+
+  // Its worker trains nobody, and is kept for nobody.
+  bool IsFree(const Place& place) const {
+    return place.open && place.group.jobs == 0 && !place.IsSeveral() && KeptFor(place) == kNobody;
+  }
+
+  // A group that jobs which make room for another would have to themselves.
+  struct Refuge {
+    Place* place = nullptr;
+    GroupState group;
+  };
+  std::list<Refuge> RefugesFrom(const std::vector<Place*>& places,
+                                const std::vector<bool>& allowed) {
+    std::list<Refuge> refuges;
+    std::set<size_t> bases;
+    for (size_t p = 0; p < allowed.size(); ++p) {
+      const GroupState& from = places[p]->group;
+      if (!allowed[p] || places[p]->IsSeveral() || !bases.insert(from.base).second) continue;
+      for (Place* place : places) {
+        if (!IsFree(*place) || place->group.base_model == from.base_model) continue;
+        refuges.push_back({place, StateOf(round_.idle[place->workers[0]], from.base_model,
+                                          *from.model, round_.sizes, round_.paces)});
+      }
+    }
+    return refuges;
   }
 
   // They leave, to be queued again or for another place. The first in the queue of those.
@@ -319,20 +332,16 @@ class Simulation {
         continue;
       }
       Place& to = *places[*leaver.to];
+      if (to.group.jobs == 0 && to.group.base_model != from.group.base_model) {
+        to.Form(round_, from.group.base_model, *from.group.model, member.job_class, now_s);
+      }
+      to.GrowFor(round_, member.job_class, false);
       to.AdvanceTo(now_s);
       trainee->began_s = trainee->moved_at_s = now_s;
       member.slot_bytes = round_.sizes.SlotBytes(member.job_class, to.group.worker_kind);
       to.Add(std::move(member), std::move(trainee));
     }
     return first;
-  }
-
-  // The group is formed again, if that is what makes room for the job.
-  void GrowFor(Place& place, const Waiter& job) {
-    GroupState& group = place.group;
-    if (Covers(group.shape, round_.sizes.of(job.job_class))) return;
-    group.shape = ShapeWith(round_.sizes, group, job.job_class, job.job->resumes);
-    group.bytes = round_.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
   }
 
   // ---- several workers: put together and parted where places have no job ----
@@ -352,7 +361,7 @@ class Simulation {
       Part();
       for (const size_t job : InNeed()) {
         fill(job);
-        if (!IsKept(job)) Keep(job, now_s);
+        if (std::ranges::find(kept_for_, job) == kept_for_.end()) Keep(job, now_s);
         Part();
         PutTogether(job, now_s);
       }
@@ -405,8 +414,6 @@ class Simulation {
     std::ranges::sort(jobs, [&](size_t a, size_t b) { return line_.IsBefore(a, b); });
     return jobs;
   }
-
-  bool IsKept(size_t job) const { return std::ranges::find(kept_for_, job) != kept_for_.end(); }
 
   // Those that will be free the soonest and hold the job are kept for it, as in KeepWorkers.
   void Keep(size_t job, double now_s) {

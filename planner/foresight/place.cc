@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "planner/schedule/shapes.h"
+
 namespace lorad::planner {
 namespace {
 
@@ -14,6 +16,18 @@ constexpr double kSlownessMax = 16;
 constexpr double kRoundsError = 1e-6;
 
 }  // namespace
+
+std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job) {
+  auto trainee = std::make_unique<Trainee>();
+  trainee->running.priority = job.priority;
+  trainee->running.arrival = job.arrival;
+  trainee->running.longest_sequence = job.longest_sequence;
+  trainee->running.step_tokens = job.step_tokens;
+  trainee->running.label_group = job.label_group;
+  trainee->running.company_max = job.company_max;
+  trainee->running.alone = job.alone;
+  return trainee;
+}
 
 double Place::ModelSeconds() const {
   const double ms =
@@ -93,6 +107,41 @@ void Place::Take(const GroupState& of_view) {
   const auto tokens = static_cast<double>(group.crew.step_tokens());
   slowness =
       std::clamp(tokens / group.tokens_per_second / ModelSeconds(), 1 / kSlownessMax, kSlownessMax);
+}
+
+void Place::Form(Round& round, const std::string& base_model, const ModelShape& model,
+                 size_t job_class, double moment_s) {
+  const bool loaded =
+      group.base_model == base_model || (idle != nullptr && group.base_model.empty() &&
+                                         idle->worker->loaded_base_model == base_model);
+  if (group.base_model != base_model) {
+    slowness = 1;
+    paced = false;
+  }
+  GroupState formed;
+  formed.name = "foreseen";
+  formed.base_model = base_model;
+  formed.device_name = idle != nullptr ? idle->worker->device_name : group.device_name;
+  formed.model = &model;
+  formed.base = round.sizes.BaseOf(base_model);
+  formed.worker_kind = group.worker_kind;
+  formed.budget_bytes = round.sizes.kind(group.worker_kind).budget_bytes;
+  formed.open = true;
+  formed.stages = group.stages;
+  formed.stage_kinds = group.stage_kinds;
+  formed.shape = round.sizes.AloneOn(job_class, group.worker_kind).shape;
+  const double of_worker = idle != nullptr ? idle->worker->slowness : group.pace.slowness;
+  formed.pace =
+      group.stages.empty() ? round.paces.Of(base_model, formed.device_name, of_worker) : group.pace;
+  formed.bytes = round.sizes.GroupBytes(formed.base, model, formed.shape, formed.worker_kind);
+  group = std::move(formed);
+  now_s = moment_s + (loaded ? std::exchange(load_s, 0) : group.pace.load_s);
+}
+
+void Place::GrowFor(Round& round, size_t job_class, bool resumes) {
+  if (Covers(group.shape, round.sizes.of(job_class))) return;
+  group.shape = ShapeWith(round.sizes, group, job_class, resumes);
+  group.bytes = round.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
 }
 
 void Place::Add(MemberState member, std::unique_ptr<Trainee> trainee) {

@@ -20,6 +20,9 @@ struct Trainee {
   double last_round = 0;        // of the group, after which it ends
 };
 
+// One that comes from the queue.
+std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job);
+
 struct Place {
   GroupState group;             // what decides who fits, and who may be evicted
   std::vector<size_t> workers;  // indexes of Round::idle, which has all workers here
@@ -47,6 +50,12 @@ struct Place {
 
   // The group of the view, without those that leave it.
   void Take(const GroupState& group);
+  // A group for a job of that class alone takes the place of the one without jobs that is there, if
+  // one is.
+  void Form(Round& round, const std::string& base_model, const ModelShape& model, size_t job_class,
+            double moment_s);
+  // The group is formed again, if that is what makes room for such a job.
+  void GrowFor(Round& round, size_t job_class, bool resumes);
   // A member comes, whose slot and work the group gets.
   void Add(MemberState member, std::unique_ptr<Trainee> trainee);
   // The member leaves, with what it has left to do. Its index is the last one's then.

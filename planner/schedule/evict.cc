@@ -217,6 +217,7 @@ class Chooser {
     if (!is_new) return entry->second;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const GroupState& group = *groups_[g];
+      if (group.model == nullptr) continue;  // an idle worker of foresight/
       const bool takes_it = (group.fresh() && group.jobs == 0) ||
                             (group.settled() && group.stages.empty() && !group.alone &&
                              Covers(group.shape, sizes_.of(job_class)));

@@ -136,6 +136,56 @@ TEST_CASE("whom another group has room for is moved there, and goes on") {
 }
 
 // Whatever happens all of them end, and no end is before what a job takes alone.
+TEST_CASE("a job that fits only a larger worker starts once those there can go elsewhere") {
+  const int64_t large = BudgetFor(9000, {64, 64}), small = BudgetFor(500, {64, 64});
+  GroupView group = Running("g", "slow", {{200, 100}});
+  group.budget_bytes = large;
+  group.running[0].priority = 5;
+  ClusterView view = With(Timed({}, {Steps("long", 10, 200, 0, "n")}, 2), {group});
+  view.queue[0].longest_sequence = 9000;
+  view.workers[0].budget_bytes = large;
+  view.workers.push_back(IdleOn("i"));
+  view.workers[1].budget_bytes = small;
+  // Loading takes 2 s on either; a round 0.3 s.
+  SECTION("at once, onto an idle worker") {
+    const auto seen = Foresee(view);
+    CheckNear(seen.at("long"), 2, 5);
+    CheckNear(seen.at("g0"), 0, 32);
+  }
+  SECTION("also two of them, whatever their priority") {
+    const int32_t priority = GENERATE(5, 0, -5);
+    GroupView both = Running("g", "slow", {{200, 100}, {200, 100}});
+    both.budget_bytes = large;
+    for (RunningJob& job : both.running) job.priority = priority;
+    view.groups[0] = both;
+    const auto seen = Foresee(view);
+    CheckNear(seen.at("long"), 2, 5);
+    CheckNear(seen.at("g0"), 0, 52);
+    CheckNear(seen.at("g1"), 0, 52);
+  }
+  SECTION("or once one has lost its last job") {
+    GroupView other = Running("h", "slow", {{200, 20}});
+    other.base_model = "m2";
+    other.budget_bytes = small;
+    view.times[{"m2", "slow"}] = {100, 1, 0};
+    view.workers.pop_back();
+    view = With(view, {other});
+    view.workers[1].budget_bytes = small;
+    const auto seen = Foresee(view);
+    CHECK(seen.at("h0").end_s == Approx(6));
+    CheckNear(seen.at("long"), 8, 11);
+    CHECK(seen.at("g0").end_s == Approx(6 + 2 + 24));
+  }
+  SECTION("not before the minimum run, of one that was moved") {
+    view.groups[0].running[0].moved_s = 890;
+    CHECK(Foresee(view).at("long").start_s == Approx(12));
+  }
+  SECTION("nor where it ends before it would be loaded") {
+    view.groups[0].running[0].remaining_steps = 10;
+    CHECK(Foresee(view).at("long").start_s == Approx(5));
+  }
+}
+
 TEST_CASE("random loads of unlike priorities end") {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     INFO("seed " << seed);

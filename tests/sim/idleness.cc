@@ -217,6 +217,8 @@ planner::WorkerView Idleness::ViewOf(const v1::Worker& worker, bool idle) const 
   view.idle = idle;
   view.microbatch_tokens = 64;
   view.numerics_id = machine.numerics_id;
+  // Alone it trains as others do; a group of several needs who reaches it.
+  if (machine.isolated) view.transport = machine.worker;
   return view;
 }
 

@@ -283,7 +283,7 @@ class Search {
     if (!decision.ok() || !decision->move) return false;
     option.gain_s = decision->gain_s;
     option.why = absl::StrFormat(
-        "the jobs of both groups end %.0f s earlier in the sum, and moving costs %.0f s",
+        "the jobs of both groups end %.1f s earlier in the sum, and moving costs %.1f s",
         decision->gain_s + cost_s, cost_s);
     return true;
   }

@@ -40,7 +40,7 @@ std::optional<Regrowth> RegrowthOf(Round& round, size_t index) {
   const auto decision = DecideMove(question);
   if (!decision.ok() || !decision->move) return std::nullopt;
   return Regrowth{index, *shape,
-                  absl::StrFormat("its jobs end %.0f s earlier in the sum, %.0f s it costs them",
+                  absl::StrFormat("its jobs end %.1f s earlier in the sum, %.1f s it costs them",
                                   question.current_step_s - question.new_step_s,
                                   question.checkpoint_s + question.reload_s)};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,12 +20,13 @@ std::string BeingChanged(const std::string& name) {
   return absl::StrCat(name, " is being formed or changed");
 }
 
-std::string BaseModels(const Round& round) {
-  std::vector<std::string> names;
-  for (const GroupState& group : round.groups) names.push_back(group.base_model);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  return names.empty() ? "none" : absl::StrJoin(names, ", ");
+// Of those that have room for the job.
+std::set<std::string> BaseModels(Round& round, const Waiter& job) {
+  std::set<std::string> names;
+  for (const GroupState& group : round.groups) {
+    if (round.FitsAlone(job, group)) names.insert(group.base_model);
+  }
+  return names;
 }
 
 std::string Named(const std::string& kind, const std::string& name) {
@@ -166,14 +168,17 @@ std::string WhyWait(Round& round, const Waiter& job) {
     if (group.base == base && round.FitsAlone(job, group)) return WhyNotIn(round, group, job);
   }
   if (job.needs != nullptr) return WhyNotTogether(round, job);
-  std::string why = WhyNotOnIdle(round, job);
-  if (why.empty()) {
-    const bool fits_all = std::ranges::all_of(
-        round.groups, [&](const GroupState& group) { return round.FitsAlone(job, group); });
-    why = absl::StrCat(fits_all ? "all workers" : "the workers with room for it",
-                       " train other base models (", BaseModels(round), ")");
-  }
-  return absl::StrCat(why, "; waits until one is free");
+  const std::string of_idle = WhyNotOnIdle(round, job);
+  const std::set<std::string> others = BaseModels(round, job);
+  if (others.empty() && !of_idle.empty()) return absl::StrCat(of_idle, "; waits until one is free");
+  const bool fits_all = of_idle.empty() && std::ranges::all_of(round.groups, [&](auto& group) {
+                          return round.FitsAlone(job, group);
+                        });
+  return absl::StrCat(of_idle, of_idle.empty() ? "" : "; ",
+                      fits_all ? "all workers" : "the workers with room for it",
+                      others.empty() ? " are taken" : " train other base models (",
+                      absl::StrJoin(others, ", "), others.empty() ? "" : ")",
+                      "; waits until one is free");
 }
 
 }  // namespace lorad::planner

@@ -115,7 +115,7 @@ TEST_CASE("A running job moves where all end earlier, if that pays") {
   };
   const auto says = [](int gain_s, int cost_s) {
     return " (the jobs of both groups end " + std::to_string(gain_s) +
-           " s earlier in the sum, and moving costs " + std::to_string(cost_s) + " s)\n";
+           ".0 s earlier in the sum, and moving costs " + std::to_string(cost_s) + ".0 s)\n";
   };
   const ClusterView comes = on({IdleOn("a")}, {Running("g", "slow", four)});
   const std::string moves_two = "replace g -> a base=m 1024/100: g0" + says(120, 2) +

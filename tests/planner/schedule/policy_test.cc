@@ -172,7 +172,9 @@ TEST_CASE("Jobs make room on a larger worker by going to idle ones") {
             makes_room);
   // Not one that fits no idle worker, was moved lately, or is suspected of ending workers.
   const std::string waits = "wait #1: x (needs 2269 MiB, and worker i0, which is idle, offers " +
-                            ThereText(two) + "; waits until one is free)\n";
+                            ThereText(two) +
+                            "; the workers with room for it train other base models (m); waits "
+                            "until one is free)\n";
   CHECK(Text(view({{"a", 5}, {"b", 5, 10, 500}}, 2, {x})) == waits);
   CHECK(Text(view({{"a", 5, 10, 64, "", 100, false, 899}}, 1, {x})) == waits);
   ClusterView suspect = view({{"a", 5}}, 1, {x});
@@ -327,7 +329,7 @@ TEST_CASE("The reason is of a worker with room for the job, not of a group that 
   ClusterView view = View({Group("g", "m", small, {}), Group("h", "n", big, {{"a", 5, 9}})},
                           {Job("x", 0, 0, "", 1024)});
   CHECK(Text(view) ==
-        "wait #1: x (the workers with room for it train other base models (m, n); waits until one "
+        "wait #1: x (the workers with room for it train other base models (n); waits until one "
         "is free)\n");
   view.groups[1] = Group("h", "m", BudgetFor(500, {1024}), {{"a", 5, 9, 1024}});
   CHECK(Text(view).find("beside the one job of group h") != std::string::npos);

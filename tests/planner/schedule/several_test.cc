@@ -184,15 +184,18 @@ TEST_CASE("A job that gets none of the idle workers is told why") {
   const GroupView busy = On("g", {"v"}, {Narrow("x")}, Narrow("x"));
   QueuedJob other = Narrow("c", 2);
   other.base_model = "other";
-  CHECK(Text(Of({Node("u"), Busy(Node("v"))}, {busy}, {Wide("a", 1), other}))
-            .find("wait #2: c (worker u is kept for job a, which needs several; waits until one is "
-                  "free)") != std::string::npos);
+  CHECK(
+      Text(Of({Node("u"), Busy(Node("v"))}, {busy}, {Wide("a", 1), other}))
+          .find(
+              "wait #2: c (worker u is kept for job a, which needs several; the workers with room "
+              "for it train other base models (small); waits until one is free)") !=
+      std::string::npos);
   WorkerView small = Node("s");
   small.budget_bytes = 1 << 20;
   const std::string text = First(Of({small, Busy(Node("v"))}, {busy}, {other}));
   CHECK(text.find("wait #1: c (needs ") == 0);
-  CHECK(text.find(", and worker s, which is idle, offers 1 MiB; waits until one is free)") !=
-        std::string::npos);
+  CHECK(text.find(", and worker s, which is idle, offers 1 MiB; the workers with room for it train "
+                  "other base models (small); waits until one is free)") != std::string::npos);
   CHECK(First(Of({Busy(Node("v"))}, {busy}, {other})) ==
         "wait #1: c (all workers train other base models (small); waits until one is free)");
 }

@@ -221,7 +221,7 @@ TEST_CASE("Microbatches grow back when those that needed the room have left, if 
   view.groups[0].formed_s = 900;
   for (RunningJob& job : view.groups[0].running) job.remaining_steps = 100;
   CHECK(TextOf(view) ==
-        "reform g 8192/1024 (its jobs end 140 s earlier in the sum, 44 s it costs them)\n");
+        "reform g 8192/1024 (its jobs end 140.0 s earlier in the sum, 44.0 s it costs them)\n");
   struct Case {
     std::string what;
     std::function<void(ClusterView&)> change;

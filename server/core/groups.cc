@@ -17,6 +17,12 @@ std::string WhatIsLost(const JobState& job, const std::string& group, const std:
                       job.job().step());
 }
 
+// What the job was at when the group was lost may have ended the worker: none has done it before.
+bool IsAtNew(const JobState& job, const GroupState& gone) {
+  const int64_t done_step = gone.members.at(job.name()).done_step;
+  return AnyNew(gone.last().orders, job.name(), done_step, job.record.furthest_step());
+}
+
 }  // namespace
 
 void Core::State::SendTo(const StageState& stage, worker::v1::CoordinatorMessage message) {
@@ -227,29 +233,30 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
       jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
     }
   } else {
-    Suspect(lost, gone.name, std::ssize(gone.members), why);
+    Suspect(lost, gone, why);
   }
   turn_.WantSchedule();
 }
 
-void Core::State::Suspect(const std::vector<JobState*>& lost, const std::string& group,
-                          int64_t jobs_of_group, const std::string& why) {
+void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& gone,
+                          const std::string& why) {
   int32_t suspects = 0;
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress() + 1;
     job->record.set_losses_without_progress(losses);
+    if (!IsAtNew(*job, gone)) job->record.set_losses_redone(job->record.losses_redone() + 1);
     suspects += IsSuspect(losses) ? 1 : 0;
   }
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress();
     job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
     job->record.set_alone(AloneAfterLoss(losses, suspects));
-    const std::string what = WhatIsLost(*job, group, why);
-    const bool to_blame = IsToBlame(losses, job->record.losses_alone(),
-                                    options_.losses_without_progress_max, jobs_of_group);
+    const std::string what = WhatIsLost(*job, gone.name, why);
+    const bool to_blame = IsToBlame(losses, job->record.losses_redone(), job->record.losses_alone(),
+                                    options_.losses_without_progress_max, std::ssize(gone.members));
     if (job->record.alone() && !to_blame) {
       // Its next loss may be held against it, so whoever else ends workers has time to pass.
-      job->record.set_losses_alone(job->record.losses_alone() + 1);
+      if (IsAtNew(*job, gone)) job->record.set_losses_alone(job->record.losses_alone() + 1);
       Postpone(*job, kWorkerLost, what, options_.loss_pause_ms);
       continue;
     }

@@ -314,6 +314,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     job->record.set_furthest_step(done.step());
     job->record.set_losses_without_progress(0);
     job->record.set_losses_alone(0);
+    job->record.set_losses_redone(0);
     if (job->record.company_max() > 0) {
       job->record.set_company_max(0);
       job->record.set_alone(false);

@@ -312,8 +312,7 @@ class Core::State {
   void Dissolve(GroupState& group, std::string why);
   void LoseGroup(GroupState& group, const std::string& why, Loss loss);
   // Decides which of the jobs that have lost their worker come under suspicion, and fail at last.
-  void Suspect(const std::vector<JobState*>& lost, const std::string& group, int64_t jobs_of_group,
-               const std::string& why);
+  void Suspect(const std::vector<JobState*>& lost, const GroupState& gone, const std::string& why);
   GroupState RemoveGroup(GroupState& group);
   void SendTo(const StageState& stage, worker::v1::CoordinatorMessage message);
   void SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message);

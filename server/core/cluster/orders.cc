@@ -142,6 +142,19 @@ const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_
   return found == orders.microbatches.end() ? nullptr : &found->second;
 }
 
+bool AnyNew(const StageOrders& orders, const std::string& job, int64_t done_step,
+            int64_t furthest_step) {
+  int64_t reached = done_step;
+  for (const SentWindow& window : orders.windows) {
+    const auto found = window.jobs.find(job);
+    if (found == window.jobs.end()) continue;
+    const JobOrders& of_job = found->second;
+    if (of_job.load_step || !of_job.sequences.empty()) return true;
+    reached += std::ssize(of_job.steps);
+  }
+  return reached >= furthest_step;
+}
+
 bool IsAsked(const StageOrders& orders, const TokenKey& token) {
   return std::ranges::any_of(
       orders.windows, [&](const SentWindow& window) { return window.generates.contains(token); });

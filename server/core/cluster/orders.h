@@ -88,6 +88,12 @@ bool IsAsked(const StageOrders& orders, const TokenKey& token);
 // The jobs of a microbatch that is at hand and not reported done.
 const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch);
 
+// Whether the orders at hand have anything of the job that no worker has ever done: a load, an
+// evaluation, or, once it has done `done_step`, a step after `furthest_step`; the microbatches of a
+// step may be at hand before it is.
+bool AnyNew(const StageOrders& orders, const std::string& job, int64_t done_step,
+            int64_t furthest_step);
+
 // Whether a slot was loaded for a LoadSlot that a cut has dropped: the stage was ahead of the first
 // one, and frees it again.
 bool LoadIsUndone(const StageOrders& orders, const std::string& job);

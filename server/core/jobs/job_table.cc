@@ -128,6 +128,7 @@ void JobTable::LoadMetrics(const StoredState& stored) {
     job.record.set_furthest_step(row.step());
     job.record.set_losses_without_progress(0);
     job.record.set_losses_alone(0);
+    job.record.set_losses_redone(0);
     job.record.clear_wait();
     job.job().set_loss(row.loss());
     job.job().set_grad_norm(row.grad_norm());

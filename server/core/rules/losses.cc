@@ -25,8 +25,11 @@ bool AloneAfterLoss(int32_t losses, int32_t suspects) { return IsSuspect(losses)
 
 // For a job that was alone from the beginning, all losses but the first and the last are followed
 // by a pause.
-bool IsToBlame(int32_t losses, int32_t losses_alone, int32_t losses_max, int64_t jobs_of_group) {
-  return jobs_of_group == 1 && losses >= losses_max && losses_alone >= losses_max - kSuspectFrom;
+bool IsToBlame(int32_t losses, int32_t redone, int32_t losses_alone, int32_t losses_max,
+               int64_t jobs_of_group) {
+  if (jobs_of_group != 1) return false;
+  return redone / kRedoneFactor >= losses_max ||
+         (losses - redone >= losses_max && losses_alone >= losses_max - kSuspectFrom);
 }
 
 }  // namespace lorad::server

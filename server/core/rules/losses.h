@@ -6,7 +6,9 @@
 // others, until it is cleared. So among n jobs the one to blame is alone after 3 + log2(n) losses
 // at most. Only a job that was alone fails, and not before it was alone, and has waited after it,
 // so often that whoever else ends workers has had a minute to pass: losses in company may follow
-// each other within seconds.
+// each other within seconds. A loss at what the job had done before, as it goes on from an older
+// checkpoint, hardly speaks against it: it is counted apart, and of those it may have kRedoneFactor
+// times as many.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +28,10 @@ bool IsSuspect(int32_t losses);
 // JobRecord::alone after it: what happens next is its doing.
 bool AloneAfterLoss(int32_t losses, int32_t suspects);
 
-// Whether the job fails: it was alone, and that often; `losses_alone` were when it was, before this
-// one.
-bool IsToBlame(int32_t losses, int32_t losses_alone, int32_t losses_max, int64_t jobs_of_group);
+// Whether the job fails: it was alone, and that often. Of `losses`, this one included, `redone` were
+// at what it had done before; `losses_alone` of the others were when it was alone, before this one.
+inline constexpr int32_t kRedoneFactor = 4;
+bool IsToBlame(int32_t losses, int32_t redone, int32_t losses_alone, int32_t losses_max,
+               int64_t jobs_of_group);
 
 }  // namespace lorad::server

@@ -32,14 +32,28 @@ TEST_CASE("suspects are parted in halves, then alone") {
 
 TEST_CASE("only who was alone, and often enough, is to blame") {
   struct Row {
-    int32_t losses, losses_alone;
+    int32_t losses, redone, losses_alone;
     int64_t jobs;
     bool to_blame;
   };
-  for (const Row& row : {Row{4, 2, 1, false}, Row{5, 3, 1, true}, Row{9, 3, 1, true},
-                         Row{9, 2, 1, false}, Row{5, 3, 2, false}, Row{100, 9, 8, false}}) {
-    CAPTURE(row.losses, row.losses_alone, row.jobs);
-    CHECK(IsToBlame(row.losses, row.losses_alone, 5, row.jobs) == row.to_blame);
+  const Row kRows[] = {
+      {4, 0, 2, 1, false},
+      {5, 0, 3, 1, true},
+      {9, 0, 3, 1, true},
+      {9, 0, 2, 1, false},
+      {5, 0, 3, 2, false},
+      {9, 0, 9, 8, false},
+      // At what it had done before, four times as often.
+      {5, 5, 0, 1, false},
+      {6, 2, 3, 1, false},
+      {7, 2, 3, 1, true},
+      {19, 19, 0, 1, false},
+      {20, 20, 0, 1, true},
+      {20, 20, 0, 2, false},
+  };
+  for (const Row& row : kRows) {
+    CAPTURE(row.losses, row.redone, row.losses_alone, row.jobs);
+    CHECK(IsToBlame(row.losses, row.redone, row.losses_alone, 5, row.jobs) == row.to_blame);
   }
   CHECK(AloneAfterLoss(2, 1));
   CHECK_FALSE(AloneAfterLoss(5, 2));  // not the only suspect
@@ -199,6 +213,28 @@ TEST_CASE("workers that die four times by chance fail nobody") {
   }
   for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
+}
+
+TEST_CASE("workers that die while a job does again what it has done fail nobody") {
+  auto world = MakeWorld();
+  Job long_job = LongJob();
+  long_job.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(long_job);
+  world->StartWorkers();
+  const auto lose_at = [&](int64_t step) {
+    world->RunUntil([&] { return world->Job(job).step() == step; });
+    world->worker(0).Kill();
+    world->RunUntilState(job, Job::QUEUED);
+  };
+  lose_at(40);
+  for (int i = 0; i < 12; ++i) lose_at(1 + i);
+  lose_at(41);
+  for (int i = 0; i < 12; ++i) lose_at(20);
+  // One that ends all its workers there fails in the end.
+  world->script().deadly.insert(job);
+  world->RunUntil([&] { return !IsLive(world->StateOf(job)); });
+  CHECK(world->StateOf(job) == Job::FAILED);
+  CHECK(Losses(*world) == 14 + 20);
 }
 
 TEST_CASE("jobs that lose their workers before they have done a step wait longer each time") {

@@ -26,7 +26,11 @@ class Chooser {
     for (size_t i = 0; i < round.idle.size(); ++i) {
       const IdleWorker& idle = round.idle[i];
       if (idle.taken || !round.sizes.FitsAlone(job_.job_class, idle.worker_kind)) continue;
-      (robbed_[idle.worker_kind] ? needed_ : free_).push_back(i);
+      // Who goes on goes before those who wait, but not onto what is kept for them: its own worker
+      // still has the base model.
+      const bool is_kept = job_.job->resumes && lookahead.AnyNeedsSeveral() &&
+                           idle.worker->loaded_base_model != job_.job->base_model;
+      (robbed_[idle.worker_kind] || is_kept ? needed_ : free_).push_back(i);
     }
   }
 
@@ -117,7 +121,7 @@ class Chooser {
   void WeighEmpty() {
     for (size_t g = 0; g < round_.groups.size(); ++g) {
       const GroupState& group = round_.groups[g];
-      if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group.base)) continue;
+      if (!group.settled() || group.jobs > 0 || lookahead_.Asked(group)) continue;
       const std::optional<size_t> kind = round_.KindAlone(job_, group);
       if (!kind || round_.Ahead(group) != nullptr) continue;
       const Pace pace =
@@ -149,7 +153,7 @@ class Chooser {
   }
 
   Round& round_;
-  const Lookahead& lookahead_;
+  Lookahead& lookahead_;
   const Waiter& job_;
   const std::vector<bool>& robbed_;  // by kind of worker: others have more need of it
   std::vector<size_t> free_;         // idle workers that it fits,
@@ -163,10 +167,26 @@ class Chooser {
 Lookahead::Lookahead(Round& round) : round_(round) {
   for (size_t i = 0; i < round.queue.size(); ++i) {
     const size_t base = round.sizes.of(round.queue[i].job_class).base;
-    if (positions_.size() <= base) positions_.resize(base + 1);
+    if (positions_.size() <= base) {
+      positions_.resize(base + 1);
+      classes_of_.resize(base + 1);
+    }
     positions_[base].push_back(i);
+    std::vector<size_t>& classes = classes_of_[base];
+    const size_t job_class = round.queue[i].job_class;
+    if (std::ranges::find(classes, job_class) == classes.end()) classes.push_back(job_class);
+    any_needs_several_ |= round.queue[i].needs != nullptr;
   }
   next_.resize(positions_.size(), 0);
+}
+
+bool Lookahead::Asked(const GroupState& group) {
+  if (group.base >= classes_of_.size()) return false;
+  const std::vector<size_t>& classes = classes_of_[group.base];
+  if (!group.stages.empty()) return !classes.empty();
+  return std::ranges::any_of(classes, [&](size_t job_class) {
+    return round_.sizes.FitsAlone(job_class, group.worker_kind);
+  });
 }
 
 bool Lookahead::CanJoin(const Waiter& job) {

@@ -21,8 +21,11 @@ class Lookahead {
   // worker: its next job can join no group, and fewer such base models could have idle workers of
   // their own at once (a matching, grown along augmenting paths).
   const std::vector<bool>& Robbed(size_t position);
-  // Whether any job of the queue is of that base model.
-  bool Asked(size_t base) const { return base < positions_.size() && !positions_[base].empty(); }
+  // Whether any job of the queue is of the group's base model and could run on its worker; on its
+  // workers, of several: whether any is of its base model.
+  bool Asked(const GroupState& group);
+  // Whether any job of the queue needs several workers.
+  bool AnyNeedsSeveral() const { return any_needs_several_; }
 
  private:
   bool CanJoin(const Waiter& job);
@@ -31,8 +34,10 @@ class Lookahead {
   size_t Matched(const std::vector<size_t>& classes, const std::vector<size_t>& free);
 
   Round& round_;
-  std::vector<std::vector<size_t>> positions_;  // in the queue, by base model
-  std::vector<size_t> next_;                    // the first that is behind, likewise
+  std::vector<std::vector<size_t>> positions_;   // in the queue, by base model
+  std::vector<size_t> next_;                     // the first that is behind, likewise
+  std::vector<std::vector<size_t>> classes_of_;  // of the jobs of each base model
+  bool any_needs_several_ = false;
   // What was asked last, and the answer.
   std::vector<size_t> classes_, free_;
   std::vector<bool> robbed_;

@@ -311,13 +311,13 @@ bool IsTooSmall(const Round& round, const GroupState& group) {
 
 // As OnIdle, on each worker whose group has no jobs, and is of a base model that nobody asks for or
 // too small; by the indexes of those groups.
-std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, const Lookahead& lookahead,
+std::vector<std::pair<size_t, GroupState>> OnVacant(Round& round, Lookahead& lookahead,
                                                     const GroupState& like) {
   std::vector<std::pair<size_t, GroupState>> groups;
   for (size_t g = 0; g < round.groups.size(); ++g) {
     const GroupState& group = round.groups[g];
     const bool makes_way = group.base == like.base ? IsTooSmall(round, group)
-                                                   : IsEmpty(group) && !lookahead.Asked(group.base);
+                                                   : IsEmpty(group) && !lookahead.Asked(group);
     if (!makes_way) continue;
     const auto worker = std::ranges::find(round.view.workers, group.worker, &WorkerView::name);
     if (worker == round.view.workers.end()) continue;
@@ -333,7 +333,7 @@ std::vector<GroupState*> Pointers(std::vector<std::pair<size_t, GroupState>>& gr
   return pointers;
 }
 
-void ImproveBase(Round& round, const Lookahead& lookahead, size_t base, int64_t& work,
+void ImproveBase(Round& round, Lookahead& lookahead, size_t base, int64_t& work,
                  Improvement* improvement) {
   std::vector<GroupState*> groups;
   std::vector<size_t> index;  // of the spots, in round.groups
@@ -383,7 +383,7 @@ void ImproveBase(Round& round, const Lookahead& lookahead, size_t base, int64_t&
 
 }  // namespace
 
-Improvement Improve(Round& round, const Lookahead& lookahead) {
+Improvement Improve(Round& round, Lookahead& lookahead) {
   std::vector<size_t> bases;
   for (const GroupState& group : round.groups) bases.push_back(group.base);
   std::ranges::sort(bases);

@@ -173,7 +173,7 @@ class Scheduler {
     for (GroupState& group : round_.groups) {
       const bool makes_way = group.settled() || (group.rests && group.stages.size() > 1);
       if (!makes_way || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
-      if (awaited != nullptr && lookahead_.Asked(group.base)) continue;
+      if (awaited != nullptr && lookahead_.Asked(group)) continue;
       group.open = group.rests = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;
       return true;

@@ -28,11 +28,14 @@ namespace lorad::planner {
 // - but takes no idle worker that a base model without a group has more need of (jobs of it, of the
 //   same priority, are behind in the queue and would have no worker left) while it can join a
 //   group, or take another; nor, where times are unknown, joins a group that is being formed in
-//   this round and would get shorter microbatches from it while a worker like that is idle. A
+//   this round and would get shorter microbatches from it while a worker like that is idle; nor, if
+//   it comes back from a group that is formed again, one without its base model, which may be kept
+//   for a job of the queue that needs several. A
 //   suspect (company_max) has a group formed first, and whom only that keeps out waits without
 //   holding up others. Recomputed is only what some job would not fit without even alone;
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
-//   ends rises less on its worker and nobody in the queue is of that group's base model;
+//   ends rises less on its worker and nobody in the queue who could train there is of that group's
+//   base model;
 // - else waits for a group of its base model that is being formed or changed and that it would fit
 //   alone, unless another one of that base model has no jobs: this is formed again, with room for
 //   it;

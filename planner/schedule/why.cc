@@ -171,13 +171,13 @@ std::string WhyWait(Round& round, const Waiter& job) {
   const std::string of_idle = WhyNotOnIdle(round, job);
   const std::set<std::string> others = BaseModels(round, job);
   if (others.empty() && !of_idle.empty()) return absl::StrCat(of_idle, "; waits until one is free");
+  if (others.empty()) return "no worker with room for it takes jobs now; waits until one does";
   const bool fits_all = of_idle.empty() && std::ranges::all_of(round.groups, [&](auto& group) {
                           return round.FitsAlone(job, group);
                         });
   return absl::StrCat(of_idle, of_idle.empty() ? "" : "; ",
                       fits_all ? "all workers" : "the workers with room for it",
-                      others.empty() ? " are taken" : " train other base models (",
-                      absl::StrJoin(others, ", "), others.empty() ? "" : ")",
+                      " train other base models (", absl::StrJoin(others, ", "), ")",
                       "; waits until one is free");
 }
 

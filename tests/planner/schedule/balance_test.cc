@@ -135,6 +135,16 @@ TEST_CASE("A running job moves where all end earlier, if that pays") {
        "admit e: x\n"},
       {"nor where it is not asked for",
        with(beside_empty, [](ClusterView& view) { view.policy.rebalance = false; }), ""},
+      {"not for those of it that wait for a larger worker",
+       with(beside_empty,
+            [](ClusterView& view) {
+              QueuedJob large = Steps("x", 100, 200, 1, "n");
+              large.longest_sequence = 100'000;
+              view.queue = {large};
+              view.workers.push_back({"z", int64_t{1} << 40, {}, false});
+            }),
+       "wait #1: x (no worker with room for it takes jobs now; waits until one does)\n"
+       "dissolve e\n"},
       {"nor where loading takes longer than all would gain",
        on({}, {Running("g", "slow", four), empty}, 119), ""},
       {"or was formed for shorter sequences", on({}, {Running("g", "slow", four), small}),

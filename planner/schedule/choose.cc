@@ -26,10 +26,9 @@ class Chooser {
     for (size_t i = 0; i < round.idle.size(); ++i) {
       const IdleWorker& idle = round.idle[i];
       if (idle.taken || !round.sizes.FitsAlone(job_.job_class, idle.worker_kind)) continue;
-      // Who goes on goes before those who wait, but not onto what is kept for them: its own worker
-      // still has the base model.
-      const bool is_kept = job_.job->resumes && lookahead.AnyNeedsSeveral() &&
-                           idle.worker->loaded_base_model != job_.job->base_model;
+      // Who goes on goes before those who wait, but not onto what may be kept for them.
+      const std::string& own = job_.job->trained_on;
+      const bool is_kept = !own.empty() && own != idle.worker->name && lookahead.AnyNeedsSeveral();
       (robbed_[idle.worker_kind] || is_kept ? needed_ : free_).push_back(i);
     }
   }

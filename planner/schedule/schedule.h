@@ -29,10 +29,10 @@ namespace lorad::planner {
 //   same priority, are behind in the queue and would have no worker left) while it can join a
 //   group, or take another; nor, where times are unknown, joins a group that is being formed in
 //   this round and would get shorter microbatches from it while a worker like that is idle; nor, if
-//   it comes back from a group that is formed again, one without its base model, which may be kept
-//   for a job of the queue that needs several. A
-//   suspect (company_max) has a group formed first, and whom only that keeps out waits without
-//   holding up others. Recomputed is only what some job would not fit without even alone;
+//   it comes back from a group that is formed again, another worker than it had, which may be kept
+//   for a job of the queue that needs several. A suspect (company_max) has a group formed first, and
+//   whom only that keeps out waits without holding up others. Recomputed is only what some job would
+//   not fit without even alone;
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
 //   ends rises less on its worker and nobody in the queue who could train there is of that group's
 //   base model;

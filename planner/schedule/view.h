@@ -131,6 +131,8 @@ struct QueuedJob {
   // It has left its group for this one (kReplace): it goes there if it can, for what it left may be
   // for another by now.
   std::string to = {};
+  // The worker, if it comes back from a group of one that is formed again.
+  std::string trained_on = {};
 };
 
 // Settings that change decisions beyond priority, arrival, memory and time; the defaults suit a

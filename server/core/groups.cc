@@ -180,8 +180,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   SendTo(group, message);
   turn_.Info(absl::StrCat(group.name, ": dissolved: ", why));
   const GroupState gone = RemoveGroup(group);
-  const bool again = gone.then == GroupState::Then::kReform ||
-                     gone.phase == GroupState::Phase::kForming;  // which has failed
+  const bool reforms = gone.then == GroupState::Then::kReform;
+  const bool again = reforms || gone.phase == GroupState::Phase::kForming;  // which has failed
   for (const auto& [name, member] : gone.members) {
     JobState* job = jobs_.Find(name);
     if (!job) continue;
@@ -189,6 +189,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
       jobs_.Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
       jobs_.Unplace(*job, why, again);
+      if (reforms && gone.stages.size() == 1) job->trained_on = gone.first().worker;
     }
   }
   turn_.WantSchedule();

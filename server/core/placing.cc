@@ -75,6 +75,7 @@ planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& mo
   queued.company_max = job.record.company_max();
   queued.alone = job.record.alone();
   queued.to = job.goes_to;
+  queued.trained_on = job.trained_on;
   return queued;
 }
 

@@ -69,6 +69,7 @@ void JobQueue::Leave(JobState& job) {
   LosePlace(job);
   job.resumes = false;
   job.goes_to.clear();
+  job.trained_on.clear();
   job.why.clear();
 }
 

@@ -71,6 +71,7 @@ struct JobState {
   std::string moves_to;             // the group, while it leaves its own for that
   bool sent_elsewhere = false;      // to another group before it ran in its own
   std::string goes_to;              // the group, while it is queued on its way there
+  std::string trained_on;           // the worker, while it is queued as its group is formed again
   bool reads_rows = false;          // queued, while its tokens are made again
   bool reads_content = false;       // queued, while what it starts from is read
   std::string why;

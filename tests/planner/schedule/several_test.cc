@@ -157,23 +157,24 @@ TEST_CASE("What a waiting job needs is kept from those behind it") {
 }
 
 TEST_CASE("A group that is formed again stays off what is kept for a job of several workers") {
-  WorkerView had = Node("c");
-  had.loaded_base_model = "small";
   std::vector<QueuedJob> queue = {Narrow("x", 1), Narrow("y", 2), Wide("a", 3), Narrow("b", 4)};
-  queue[0].resumes = queue[1].resumes = true;
+  for (size_t i : {0, 1}) {
+    queue[i].resumes = true;
+    queue[i].trained_on = "c";
+  }
   QueuedJob other = Narrow("z");
   other.base_model = "other";
   const GroupView busy = On("g", {"v"}, {other}, other);
-  const std::vector<WorkerView> workers = {had, Node("l"), Busy(Node("v"))};
+  const std::vector<WorkerView> workers = {Node("b"), Node("c"), Busy(Node("v"))};
   const std::string text = Text(Of(workers, {busy}, queue));
   CHECK(text.find("form c base=small 1024/100: x y b\nwait #1: a (needs 2 workers") == 0);
-  CHECK(text.find("form l") == std::string::npos);
+  CHECK(text.find("form b") == std::string::npos);
   // Nobody needs several: they spread.
   queue.erase(queue.begin() + 2);
-  CHECK(Text(Of(workers, {busy}, queue)).find("form l") != std::string::npos);
+  CHECK(Text(Of(workers, {busy}, queue)).find("form b") != std::string::npos);
   // Where its own worker is gone, a job goes on on the other one.
-  CHECK(First(Of({Node("l"), Busy(Node("v"))}, {busy}, {queue[0], Wide("a", 3)})) ==
-        "form l base=small 1024/100: x");
+  CHECK(First(Of({Node("b"), Busy(Node("v"))}, {busy}, {queue[0], Wide("a", 3)})) ==
+        "form b base=small 1024/100: x");
 }
 
 TEST_CASE("Workers that fall free together are kept, not one that idles until then") {

@@ -38,9 +38,10 @@ void Core::State::On(uint64_t request, const ShardUploaded& content) {
     turn_.Do(RemovePath{content.upload});
     return turn_.Answer(request, std::monostate());
   }
-  // A job that has just failed or been cancelled may keep what it saved before.
+  // A job that has just failed or been cancelled may keep what it saved before; one that has ended
+  // as it was to finish ended at the checkpoint that it had.
   GroupState* found = groups_.FindMember(header.epoch(), header.job());
-  if (!job || !found) return RefuseShard(request, content);
+  if (!job || !found || job->state() == v1::Job::SUCCEEDED) return RefuseShard(request, content);
   GroupState& group = *found;
   const Member& member = group.members.at(header.job());
   const auto stages = static_cast<int32_t>(group.stages.size());
@@ -85,9 +86,10 @@ void Core::State::CommitIfWhole(GroupState& group, const std::string& name, int6
   if (shards.size() < group.stages.size()) return;
   std::erase_if(group.kept_shards, [&](const auto& entry) { return entry.first.first == name; });
   const auto tokens = job->saved_tokens.find(step);
-  if (tokens != job->saved_tokens.end()) return Commit(shards, *job, tokens->second);
+  const bool wanted = tokens != job->saved_tokens.end() && job->state() != v1::Job::SUCCEEDED;
+  if (wanted) return Commit(shards, *job, tokens->second);
   for (const KeptShard& shard : shards)
-    RefuseShard(shard.request, shard.content);  // never asked for
+    RefuseShard(shard.request, shard.content);  // never asked for, or too late
 }
 
 void Core::State::Commit(const std::vector<KeptShard>& shards, JobState& job, int64_t tokens) {

@@ -94,6 +94,9 @@ class Chooser {
     std::optional<Placement> placement = PlaceOnIdle(round_, job_, robbed_);
     if (!placement && !best_) placement = PlaceOnIdle(round_, job_, {});
     if (!placement) return;
+    if (const auto empty = EmptyRatherThan(*placement)) {
+      return Offer({.group = *empty, .vacates = true}, {});
+    }
     const GroupState group = StateOf(round_.idle, *placement, job_.job->base_model,
                                      *job_.job->model, round_.sizes, round_.paces);
     const double raise_s = group.SumOfEndsWith(job_.work, group.shape.capacity_tokens);
@@ -101,6 +104,29 @@ class Chooser {
     Offer({.several = placement, .shape = placement->shape, .raise_s = raise_s},
           {group.delay_s > 0, first.device.kind != DeviceKind::kCuda, -first.budget_bytes,
            first.name});
+  }
+
+  // A group without jobs whose worker has failed to join others less often than one of those that
+  // idle, and has room for any of their stages.
+  std::optional<size_t> EmptyRatherThan(const Placement& placement) {
+    int32_t failed = 0;
+    for (const size_t i : placement.workers) {
+      failed = std::max(failed, round_.idle[i].worker->joins_failed);
+    }
+    if (failed == 0) return std::nullopt;
+    const WorkerView& first = *round_.idle[placement.workers[0]].worker;
+    for (size_t g = 0; g < round_.groups.size(); ++g) {
+      const GroupState& group = round_.groups[g];
+      if (!group.settled() || group.jobs > 0 || !group.stages.empty()) continue;
+      if (lookahead_.Asked(group) || round_.Ahead(group) != nullptr) continue;
+      const auto worker = std::ranges::find(round_.view.workers, group.worker, &WorkerView::name);
+      if (worker != round_.view.workers.end() && worker->joins_failed < failed &&
+          worker->numerics_id == first.numerics_id && worker->transport == first.transport &&
+          Fits(placement.bytes[placement.tightest], worker->budget_bytes)) {
+        return g;
+      }
+    }
+    return std::nullopt;
   }
 
   void Weigh(const std::vector<size_t>& idle) {

@@ -33,6 +33,8 @@ namespace lorad::planner {
 //   for a job of the queue that needs several. A suspect (company_max) has a group formed first, and
 //   whom only that keeps out waits without holding up others. Recomputed is only what some job would
 //   not fit without even alone;
+// - but has a group without jobs dissolved, rather than have several idle workers one of which has
+//   failed to join others more often than that group's worker;
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
 //   ends rises less on its worker and nobody in the queue who could train there is of that group's
 //   base model;

@@ -62,6 +62,18 @@ TEST_CASE("A worker that others cannot reach is left for those that have joined 
   WorkerView failed = Node("a");
   failed.joins_failed = 3;
   CHECK(First(Of({failed, Node("u"), Node("v")}, {}, {Wide("x")})).substr(0, 7) == "form u ");
+  // Rather than one that has failed it has one whose group has no jobs, if nobody else needs that.
+  const GroupView empty = On("g", {"v"}, {}, Narrow("y"));
+  CHECK(First(Of({Node("a"), Node("u"), Busy(Node("v"))}, {empty}, {Wide("x")})).substr(0, 7) ==
+        "form a ");
+  CHECK(Text(Of({failed, Node("u"), Busy(Node("v"))}, {empty}, {Wide("x")})) ==
+        "dissolve #1 g: x\n");
+  WorkerView busy = Busy(Node("v"));
+  busy.joins_failed = 3;
+  CHECK(First(Of({failed, Node("u"), busy}, {empty}, {Wide("x")})).substr(0, 7) == "form a ");
+  busy = Busy(Node("v"));
+  busy.budget_bytes /= 8;
+  CHECK(First(Of({failed, Node("u"), busy}, {empty}, {Wide("x")})).substr(0, 7) == "form a ");
 }
 
 TEST_CASE("A job joins GPUs of two hosts where there is room beside NCCL") {

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -167,11 +168,20 @@ int JobsOn(Session& session, const Worker& worker) {
   return 0;
 }
 
-// Until it is DRAINED. A line on stderr whenever fewer jobs are left.
+// Until it is DRAINED. A line on stderr whenever fewer jobs are left. A daemon that is started again
+// meanwhile still knows that it is drained.
 absl::Status WaitUntilDrained(Session& session, Worker& worker) {
   int told = -1;
+  bool lost = false;
   for (;; std::this_thread::sleep_for(kLookEvery)) {
-    if (auto status = Look(session, worker); !status.ok()) return status;
+    if (auto status = Look(session, worker); !status.ok()) {
+      if (ReasonOf(status) != "UNREACHABLE") return status;
+      if (!std::exchange(lost, true)) {
+        std::cerr << "lora: lost " << session.server << "; trying again" << std::endl;
+      }
+      continue;
+    }
+    lost = false;
     if (worker.state() == Worker::DRAINED) return absl::OkStatus();
     if (!worker.drained()) {
       return Error("UNDRAINED", absl::StrCat("worker '", worker.name(),

@@ -252,11 +252,13 @@ void Core::State::Schedule() {
 std::string Core::State::WhyWait(const planner::Decision& decision) const {
   const std::string rest = cluster_.WhyRest();
   if (rest.empty()) return absl::StrCat(decision.why, WhoIsInTurn());
-  // Where none takes jobs, the text of those that rest says all.
+  // Where none takes jobs, the text of those that rest says all, unless none of these would do.
+  const bool lacks = decision.why.starts_with("needs ");
   const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
     return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
   });
-  return any && !groups_.empty() ? absl::StrCat(decision.why, WhoIsInTurn(), "; ", rest) : rest;
+  return lacks || (any && !groups_.empty()) ? absl::StrCat(decision.why, WhoIsInTurn(), "; ", rest)
+                                            : rest;
 }
 
 void Core::State::Carry(const planner::Decision& decision) {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/cluster/report_checks.h"
@@ -155,8 +156,8 @@ void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss l
 // ---- time ----
 
 void Core::State::RenewLeases(int64_t late_us) {
-  turn_.Warn(absl::StrCat("the coordinator stood still for ", late_us / 1'000'000,
-                          " s: leases of workers start over"));
+  turn_.Warn(absl::StrFormat("the coordinator stood still for %.1f s: leases of workers start over",
+                             static_cast<double>(late_us) / 1e6));
   cluster_.RenewLeases();
   groups_.RenewPatience();
 }

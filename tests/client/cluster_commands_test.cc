@@ -52,6 +52,16 @@ TEST_CASE_METHOD(Fixture, "a worker is drained, and waited for until it is empty
   CHECK(Run("worker undrain w").err == "w: IDLE\n");
 }
 
+TEST_CASE_METHOD(Fixture, "a wait for a worker outlives its daemon") {
+  cluster.looks = {Standing(Worker::DRAINING), Standing(Worker::DRAINED)};
+  cluster.away = 2;
+  const Ran ran = Run("worker drain w --reason r --wait");
+  CHECK(ran.reason == "OK");
+  CHECK(Has(ran.err, "; trying again\n"));
+  CHECK(Has(ran.err, "w: DRAINED\n"));
+  CHECK(cluster.away == 0);
+}
+
 TEST_CASE_METHOD(Fixture, "a wait for a worker that goes, or is undrained, ends with that") {
   // One that is awaited may come back.
   cluster.looks = {Standing(Worker::DRAINING), Standing(Worker::AWAITED),

@@ -136,6 +136,7 @@ struct FakeCluster final : v1::Cluster::Service {
   std::vector<Worker> beside;          // others, that stay as they are
   std::vector<v1::GroupStage> stages;  // of its group
   int jobs = 0;
+  int away = 0;  // so many looks but the first find nobody
   std::string reason;
   std::string warning;
   v1::Quota set;
@@ -159,6 +160,10 @@ struct FakeCluster final : v1::Cluster::Service {
   }
   grpc::Status ListWorkers(GrpcContext*, const v1::ListWorkersRequest*,
                            v1::ListWorkersResponse* response) override {
+    if (away > 0 && looks.size() == 1) {
+      --away;
+      return {grpc::UNAVAILABLE, "Connection refused"};
+    }
     *response->add_workers() = looks.front();
     for (const Worker& worker : beside) *response->add_workers() = worker;
     if (looks.size() > 1) looks.pop_front();

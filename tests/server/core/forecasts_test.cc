@@ -387,6 +387,15 @@ TEST_CASE("an estimate of a job that no worker has room for says how much it nee
   CHECK_FALSE(estimate.has_forecast());
   CHECK_THAT(estimate.no_forecast(),
              Catch::StartsWith("needs ") && Catch::Contains(" MiB; the largest worker offers "));
+  // It would not do if it were undrained.
+  v1::DrainWorkerRequest drain;
+  drain.set_name("worker-0");
+  drain.set_reason("a new driver");
+  world->Get<v1::Worker>(drain);
+  const auto drained = world->Get<v1::JobEstimate>(EstimateJob{.job = large});
+  CHECK_THAT(drained.no_forecast(),
+             Catch::StartsWith("needs ") &&
+                 Catch::EndsWith("; worker 'worker-0' is drained (a new driver)"));
 }
 
 TEST_CASE("an estimate foretells nothing while nothing is begun: no room, or a stop") {

@@ -377,8 +377,8 @@ std::string NeverEnded(const History& history, const Row& row) {
   const size_t left = names.size();
   if (left > kShown) names.resize(kShown);
   return absl::StrCat(left, left == 1 ? " job" : " jobs",
-                      " never ended, as no worker has room: ", absl::StrJoin(names, ", "),
-                      left > kShown ? ", .." : "", "\n");
+                      " never ended, as no worker alone has room, and several are not replayed: ",
+                      absl::StrJoin(names, ", "), left > kShown ? ", .." : "", "\n");
 }
 
 }  // namespace

@@ -188,7 +188,8 @@ TEST_CASE("A replay's table") {
   const auto never = RunSchedule(scenario);
   REQUIRE(never.ok());
   CHECK(never->json["replays"].size() == 2);
-  CHECK(never->text.find("1 job never ended, as no worker has room: a\n") != std::string::npos);
+  CHECK(never->text.find("1 job never ended, as no worker alone has room, and several are not "
+                         "replayed: a\n") != std::string::npos);
 }
 
 TEST_CASE("A recorded history says under which settings, and what it does not know") {

@@ -161,36 +161,6 @@ TEST_CASE("of a stream that ends after its worker was silent, that is what is sa
   }
 }
 
-TEST_CASE("a job whose workers die again and again without a step fails, by us") {
-  WorldOptions options;
-  options.core.losses_without_progress_max = 3;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  const std::string job = world->Submit(World::NewJob());
-  for (int i = 0; i < 3; ++i) {
-    world->RunUntilState(job, Job::PREPARING);
-    world->worker(0).Kill();
-    world->RunUntil([&] { return world->StateOf(job) != Job::PREPARING; });
-  }
-  CHECK(world->StateOf(job) == Job::FAILED);
-  CHECK(world->Job(job).error().category() == v1::JobError::SERVER);
-  CHECK(world->Job(job).error().reason() == "WORKER_LOST");
-}
-
-TEST_CASE("progress wipes the count of losses") {
-  WorldOptions options;
-  options.core.losses_without_progress_max = 2;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  const std::string job = SubmitLong(*world, 4);
-  for (int64_t step : {2, 4, 6}) {
-    world->RunUntil([&] { return world->Job(job).step() > step; });
-    world->worker(0).Kill();
-  }
-  world->RunUntilState(job, Job::SUCCEEDED);
-  world->CheckInvariants();
-}
-
 TEST_CASE("the cluster says how windows were packed, and how much of planning was hidden") {
   WorldOptions options;
   options.delay_us_max = 2000;
@@ -347,67 +317,6 @@ TEST_CASE("after a crash every live job goes on, and what ended stays as it was"
   CHECK(world->Job(done).SerializeAsString() == before);
   CHECK(world->StateOf(job) != Job::RUNNING);
   CHECK(world->Job(job).step() == world->Job(job).last_checkpoint_step());
-  world->RunUntilState(job, Job::SUCCEEDED);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a checkpoint that cannot be written is not told of; the job does not end without it") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  Job content = World::NewJob();
-  content.mutable_training()->set_checkpoint_every_steps(0);
-  const std::string job = world->Submit(content);
-  CHECK(world->Job(job).stalled().empty());
-  world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
-  world->RunUntilState(job, Job::FINALIZING);
-  world->Settle();
-  CHECK(world->StateOf(job) == Job::FINALIZING);
-  CHECK(world->Job(job).last_checkpoint_step() == 0);
-  world->Sleep(10'000'000);  // it is tried again, and told of once
-  const auto events = world->Events(job);
-  CHECK(std::ranges::count(events, "CHECKPOINT_NOT_WRITTEN", &v1::Event::reason) == 1);
-  CHECK_THAT(world->Job(job).stalled(), Catch::StartsWith("the checkpoint of step 6, its last,"));
-  CHECK_FALSE(world->Job(job).has_seconds_left());
-  // Asked for again after a while, also where the worker has given up.
-  world->FailSaves(absl::OkStatus());
-  world->RunUntilState(job, Job::SUCCEEDED);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is to end waits") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  Job content = World::NewJob();
-  content.mutable_training()->set_checkpoint_every_steps(0);
-  const std::string job = world->Submit(content);
-  world->RefuseShards(absl::FailedPreconditionError("CERTIFICATE_EXPIRED: it is over"));
-  world->RunUntilState(job, Job::FINALIZING);
-  world->Sleep(5'000'000);
-  CHECK_FALSE(HasEvent(*world, job, "CHECKPOINT_NOT_WRITTEN"));
-  world->Sleep(60'000'000);
-  CHECK(world->StateOf(job) == Job::FINALIZING);
-  std::vector<std::string> told;
-  for (const v1::Event& event : world->Events(job)) {
-    if (event.reason() == "CHECKPOINT_NOT_WRITTEN") told.push_back(event.message());
-  }
-  REQUIRE(told.size() == 1);
-  CHECK_THAT(told[0], Catch::Contains("cannot send the checkpoint of step 6: CERTIFICATE_EXPIRED"));
-  world->RefuseShards(absl::OkStatus());
-  world->Sleep(6'000'000);
-  CHECK(world->StateOf(job) == Job::SUCCEEDED);
-  CHECK(world->Job(job).attempts() == 1);
-  world->CheckInvariants();
-}
-
-TEST_CASE("a shard that is no checkpoint closes its worker, and its job goes on") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  const std::string job = world->Submit(World::NewJob());
-  world->FailSaves(absl::InvalidArgumentError("a moment is missing"));
-  world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LIED"); });
-  CHECK(world->StateOf(job) == Job::QUEUED);
-  CHECK(world->Job(job).last_checkpoint_step() == 0);
-  world->FailSaves(absl::OkStatus());
   world->RunUntilState(job, Job::SUCCEEDED);
   world->CheckInvariants();
 }

@@ -298,5 +298,37 @@ TEST_CASE("workers that are ended for a minute, whenever they form a group, fail
   }
 }
 
+TEST_CASE("a job whose workers die again and again without a step fails, by us") {
+  WorldOptions options;
+  options.core.losses_without_progress_max = 3;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  for (int i = 0; i < 3; ++i) {
+    world->RunUntilState(job, Job::PREPARING);
+    world->worker(0).Kill();
+    world->RunUntil([&] { return world->StateOf(job) != Job::PREPARING; });
+  }
+  CHECK(world->StateOf(job) == Job::FAILED);
+  CHECK(world->Job(job).error().category() == v1::JobError::SERVER);
+  CHECK(world->Job(job).error().reason() == "WORKER_LOST");
+}
+
+TEST_CASE("progress wipes the count of losses") {
+  WorldOptions options;
+  options.core.losses_without_progress_max = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(4);
+  const std::string job = world->Submit(content);
+  for (int64_t step : {2, 4, 6}) {
+    world->RunUntil([&] { return world->Job(job).step() > step; });
+    world->worker(0).Kill();
+  }
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -291,5 +291,66 @@ TEST_CASE("a checkpoint that is read or begun from is kept until that is over") 
   world->CheckInvariants();
 }
 
+TEST_CASE("a checkpoint that cannot be written is not told of; the job does not end without it") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(content);
+  CHECK(world->Job(job).stalled().empty());
+  world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
+  world->RunUntilState(job, Job::FINALIZING);
+  world->Settle();
+  CHECK(world->StateOf(job) == Job::FINALIZING);
+  CHECK(world->Job(job).last_checkpoint_step() == 0);
+  world->Sleep(10'000'000);  // it is tried again, and told of once
+  const auto events = world->Events(job);
+  CHECK(std::ranges::count(events, "CHECKPOINT_NOT_WRITTEN", &v1::Event::reason) == 1);
+  CHECK_THAT(world->Job(job).stalled(), Catch::StartsWith("the checkpoint of step 6, its last,"));
+  CHECK_FALSE(world->Job(job).has_seconds_left());
+  // Asked for again after a while, also where the worker has given up.
+  world->FailSaves(absl::OkStatus());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is to end waits") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_checkpoint_every_steps(0);
+  const std::string job = world->Submit(content);
+  world->RefuseShards(absl::FailedPreconditionError("CERTIFICATE_EXPIRED: it is over"));
+  world->RunUntilState(job, Job::FINALIZING);
+  world->Sleep(5'000'000);
+  CHECK_FALSE(HasEvent(*world, job, "CHECKPOINT_NOT_WRITTEN"));
+  world->Sleep(60'000'000);
+  CHECK(world->StateOf(job) == Job::FINALIZING);
+  std::vector<std::string> told;
+  for (const v1::Event& event : world->Events(job)) {
+    if (event.reason() == "CHECKPOINT_NOT_WRITTEN") told.push_back(event.message());
+  }
+  REQUIRE(told.size() == 1);
+  CHECK_THAT(told[0], Catch::Contains("cannot send the checkpoint of step 6: CERTIFICATE_EXPIRED"));
+  world->RefuseShards(absl::OkStatus());
+  world->Sleep(6'000'000);
+  CHECK(world->StateOf(job) == Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a shard that is no checkpoint closes its worker, and its job goes on") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());
+  world->FailSaves(absl::InvalidArgumentError("a moment is missing"));
+  world->RunUntil([&] { return HasEvent(*world, job, "WORKER_LIED"); });
+  CHECK(world->StateOf(job) == Job::QUEUED);
+  CHECK(world->Job(job).last_checkpoint_step() == 0);
+  world->FailSaves(absl::OkStatus());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 }  // namespace
 }  // namespace lorad::server

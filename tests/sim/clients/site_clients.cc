@@ -1,5 +1,6 @@
 #include "tests/sim/clients/site_clients.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -72,7 +73,7 @@ bool Client::Passes(const absl::Status& status) const {
 void Client::Go() {
   if (ended()) return;
   asked_++;
-  if (!Ask()) return Again();
+  if (!Ask()) return Refused();
   if (asks_twice_) Ask();
 }
 
@@ -82,15 +83,18 @@ bool Client::Ask() {
   site_.Ask(*std::move(request), [this, asked = asked_](const Answer& reply) {
     if (vanished_ || asked != asked_) return;
     asked_++;
-    if (Passes(reply.status()) || !steps_[next_].told(reply)) return Again();
+    if (Passes(reply.status())) return Refused();
+    pause_us_ = kAgainUs;
+    if (!steps_[next_].told(reply)) return site_.At(site_.now_us() + kAgainUs, [this] { Go(); });
     next_++;
     Go();
   });
   return true;
 }
 
-void Client::Again() {
-  site_.At(site_.now_us() + kAgainUs, [this] { Go(); });
+void Client::Refused() {
+  site_.At(site_.now_us() + pause_us_, [this] { Go(); });
+  pause_us_ = std::min(2 * pause_us_, kAgainAtMostUs);
 }
 
 // ---- models, datasets, adapters ----

@@ -18,6 +18,8 @@ namespace lorad::sim {
 using Census = std::map<std::string, std::set<std::string>>;
 inline constexpr char kCancelled[] = "cancelled job";
 inline constexpr int64_t kAgainUs = 100'000;  // before a client asks again
+// Who is refused asks again after a pause that doubles up to this, as callers of gRPC do.
+inline constexpr int64_t kAgainAtMostUs = 3'200'000;
 
 // ---- what clients ask for ----
 
@@ -72,11 +74,12 @@ class Client {
   };
   void Go();
   bool Ask();
-  void Again();
+  void Refused();
 
   std::vector<Step> steps_;
   size_t next_ = 0;
   int64_t asked_ = 0;
+  int64_t pause_us_ = kAgainUs;  // after the next refusal
   bool asks_twice_ = false;
   bool vanished_ = false;
 };

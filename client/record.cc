@@ -57,11 +57,9 @@ ordered_json ToJson(const v1::Model& model) {
 }
 
 ordered_json ToJson(const v1::TrainingTimes& times) {
-  return {{"device", times.device_key()},
-          {"constant_ms", times.constant_ms()},
-          {"token_ms", times.token_ms()},
-          {"squared_ms", times.squared_ms()},
-          {"load_s", times.load_seconds()}};
+  return {{"device", times.device_key()},     {"constant_ms", times.constant_ms()},
+          {"token_ms", times.token_ms()},     {"squared_ms", times.squared_ms()},
+          {"adapter_ms", times.adapter_ms()}, {"load_s", times.load_seconds()}};
 }
 
 ordered_json ToJson(const v1::SchedulingPolicy& policy) {
@@ -114,6 +112,8 @@ ordered_json ToJson(const Job& job, double beginning_s) {
   AddAdapter(job.adapter(), &json);
   json["longest_sequence"] = std::max<std::int64_t>(longest, 1);
   json["step_tokens"] = std::max<std::int64_t>(job.total_tokens() / job.total_steps(), 1);
+  json["step_squared_lengths"] =
+      job.total_squared_lengths() / static_cast<double>(job.total_steps());
   json["steps"] = StepsOf(job);
   json["checkpoint_steps"] = job.training().checkpoint_every_steps();
   json["priority"] = job.priority();

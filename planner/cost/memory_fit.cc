@@ -11,7 +11,7 @@
 namespace lorad::planner {
 namespace {
 
-Terms TermsOf(int64_t tokens, int64_t squared_lengths) {
+Terms<3> TermsOf(int64_t tokens, int64_t squared_lengths) {
   return {1, static_cast<double>(tokens), static_cast<double>(squared_lengths)};
 }
 
@@ -31,7 +31,7 @@ void MemoryFit::Observe(const Peak& peak) {
 
 MemoryCoefficients MemoryFit::Fit() const {
   if (observations() < kFittedFrom) return {};
-  const Terms b = fit_.Fit();
+  const Terms<3> b = fit_.Fit();
   return {b[0], b[1], b[2]};
 }
 
@@ -43,11 +43,11 @@ Prediction MemoryFit::Predict(int64_t counted_bytes, int64_t tokens,
   prediction.high = std::numeric_limits<double>::infinity();
   prediction.outside = fit_.Outside(TermsOf(tokens, squared_lengths));
   if (observations() < kFittedFrom) return prediction;
-  const Terms terms = TermsOf(tokens, squared_lengths);
+  const Terms<3> terms = TermsOf(tokens, squared_lengths);
   const MemoryCoefficients b = Fit();
   prediction.value = counted + b.constant + b.token * terms[1] + b.squared * terms[2];
   const Prediction beyond =
-      fit_.Predict(terms, {0, 0, 0}, 1e-9, 1 / (prediction.value * prediction.value));
+      fit_.Predict(terms, {}, 1e-9, 1 / (prediction.value * prediction.value));
   const double half = beyond.high - beyond.value;
   prediction.low = std::max(0.0, prediction.value - half);
   prediction.high = prediction.value + half;
@@ -61,9 +61,9 @@ std::vector<double> MemoryFit::sums() const {
 }
 
 bool MemoryFit::SetSums(std::vector<double> sums) {
-  if (sums.size() != NonNegativeFit::kSums + 2) return false;
+  if (sums.size() != decltype(fit_)::kSums + 2) return false;
   const double predicted = sums.back(), errors = sums[sums.size() - 2];
-  sums.resize(NonNegativeFit::kSums);
+  sums.resize(decltype(fit_)::kSums);
   if (!(errors >= 0 && predicted >= 0 && predicted < 1e15) || !fit_.SetSums(sums)) return false;
   errors_ = errors;
   predicted_ = static_cast<int64_t>(predicted);

@@ -52,7 +52,7 @@ class MemoryFit {
   bool SetSums(std::vector<double> sums);
 
  private:
-  NonNegativeFit fit_;
+  NonNegativeFit<3> fit_;
   double errors_ = 0;
   int64_t predicted_ = 0;
 };

@@ -12,12 +12,46 @@ namespace {
 
 constexpr double kPriorWeight = 0.01;  // observations
 
-Terms TermsOf(const TimeCoefficients& x) { return {x.constant_ms, x.token_ms, x.squared_ms}; }
+Terms<4> TermsOf(const Workload& work) {
+  return {1, work.tokens, work.squared_lengths, work.adapter_work};
+}
+
+std::string Text(const TimeCoefficients& times) {
+  return absl::StrCat(times.constant_ms, " + ", times.token_ms, " tokens + ", times.squared_ms,
+                      " squares + ", times.adapter_ms, " adapters ms");
+}
 
 }  // namespace
 
-void TimeFit::Observe(int64_t tokens, int64_t squared_lengths, double ms) {
-  const Microbatch one{static_cast<double>(tokens), static_cast<double>(squared_lengths), ms};
+Workload& Workload::operator+=(const Workload& other) {
+  tokens += other.tokens;
+  squared_lengths += other.squared_lengths;
+  adapter_work += other.adapter_work;
+  return *this;
+}
+
+Workload& Workload::operator-=(const Workload& other) { return *this += -1 * other; }
+
+Workload operator*(double factor, const Workload& work) {
+  return {factor * work.tokens, factor * work.squared_lengths, factor * work.adapter_work};
+}
+
+TimeCoefficients operator*(double factor, const TimeCoefficients& times) {
+  return {.constant_ms = factor * times.constant_ms,
+          .token_ms = factor * times.token_ms,
+          .squared_ms = factor * times.squared_ms,
+          .adapter_ms = factor * times.adapter_ms};
+}
+
+TimeCoefficients operator+(const TimeCoefficients& a, const TimeCoefficients& b) {
+  return {.constant_ms = a.constant_ms + b.constant_ms,
+          .token_ms = a.token_ms + b.token_ms,
+          .squared_ms = a.squared_ms + b.squared_ms,
+          .adapter_ms = a.adapter_ms + b.adapter_ms};
+}
+
+void TimeFit::Observe(const Workload& microbatch, double ms) {
+  const Microbatch one{microbatch, ms};
   if (before_) {
     if (!std::exchange(has_taken_first_, true)) Take(*before_, one);
     Take(one, *before_);
@@ -27,22 +61,35 @@ void TimeFit::Observe(int64_t tokens, int64_t squared_lengths, double ms) {
 
 void TimeFit::Take(const Microbatch& one, const Microbatch& beside) {
   double ms = one.ms;
-  if (beside.ms > 0 && beside.tokens > 0 && beside.squared_lengths > 0) {
-    const double times =
-        std::max({1.0, one.tokens / beside.tokens, one.squared_lengths / beside.squared_lengths});
+  if (beside.ms > 0) {
+    const Terms<4> own = TermsOf(one.work), others = TermsOf(beside.work);
+    double times = 1;
+    for (size_t i = 1; i < own.size(); ++i) {
+      if (own[i] > 0) times = std::max(times, own[i] / others[i]);
+    }
     ms = std::min(ms, kOutlier * times * beside.ms);
   }
-  fit_.Observe({1, one.tokens, one.squared_lengths}, ms);
+  fit_.Observe(TermsOf(one.work), ms);
+}
+
+Terms<4> TimeFit::Levelled(const TimeCoefficients& prior) const {
+  Terms<4> terms = {prior.constant_ms, prior.token_ms, prior.squared_ms, prior.adapter_ms};
+  const double level = std::clamp(fit_.LevelOf(terms), 1 / kLevelMax, kLevelMax);
+  for (double& term : terms) term *= level;
+  return terms;
 }
 
 TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
-  const Terms x = fit_.Fit(TermsOf(prior), kPriorWeight);
-  return {x[0], x[1], x[2]};
+  const Terms<4> x = fit_.Fit(Levelled(prior), kPriorWeight);
+  return {.constant_ms = x[0], .token_ms = x[1], .squared_ms = x[2], .adapter_ms = x[3]};
 }
 
-Prediction TimeFit::Predict(double tokens, double squared_lengths,
-                            const TimeCoefficients& prior) const {
-  return fit_.Predict({1, tokens, squared_lengths}, TermsOf(prior), kPriorWeight);
+Prediction TimeFit::Predict(const Workload& microbatch, const TimeCoefficients& prior) const {
+  return fit_.Predict(TermsOf(microbatch), Levelled(prior), kPriorWeight);
+}
+
+double TimeFit::Outside(const Workload& microbatch) const {
+  return fit_.Outside(TermsOf(microbatch));
 }
 
 double ReplicaMs(const std::vector<double>& microbatch_ms, int stages) {
@@ -57,35 +104,38 @@ double ReplicaMs(const std::vector<double>& microbatch_ms, int stages) {
 TimePrior PriorOf(const WorkModel& work) {
   const double ms_per_flop = 1e3 / work.flops_per_second;
   TimePrior prior;
-  prior.forward = {0, work.flops_per_token * ms_per_flop, work.flops_per_squared * ms_per_flop};
-  prior.backward = {0, prior.forward.token_ms, 2.5 * prior.forward.squared_ms};
+  prior.forward = {.token_ms = work.flops_per_token * ms_per_flop,
+                   .squared_ms = work.flops_per_squared * ms_per_flop,
+                   .adapter_ms = WorkModel::kFlopsPerAdapter * ms_per_flop};
+  prior.backward = {.token_ms = prior.forward.token_ms,
+                    .squared_ms = 2.5 * prior.forward.squared_ms,
+                    .adapter_ms = 2 * prior.forward.adapter_ms};
   return prior;
 }
 
-void TimeModel::Observe(int64_t tokens, int64_t squared_lengths, double forward_ms,
-                        double backward_ms) {
-  forward_.Observe(tokens, squared_lengths, forward_ms);
-  if (backward_ms > 0) backward_.Observe(tokens, squared_lengths, backward_ms);
+void TimeModel::Observe(const Workload& microbatch, double forward_ms, double backward_ms) {
+  forward_.Observe(microbatch, forward_ms);
+  if (backward_ms > 0) backward_.Observe(microbatch, backward_ms);
 }
 
-double TimeModel::TrainMs(double tokens, double squared_lengths, double microbatches) const {
-  return TrainCoefficients()(tokens, squared_lengths, microbatches);
+double TimeModel::TrainMs(const Workload& work, double microbatches) const {
+  return TrainCoefficients().Ms(work, microbatches);
 }
 
-double TimeModel::EvaluateMs(double tokens, double squared_lengths, double microbatches) const {
-  return EvaluateCoefficients()(tokens, squared_lengths, microbatches);
+double TimeModel::EvaluateMs(const Workload& work, double microbatches) const {
+  return EvaluateCoefficients().Ms(work, microbatches);
 }
 
 double TimeModel::EvaluatedShare(double tokens) const {
   // A forward that was measured says nothing beside a backward that was not.
   const TimeModel assumed(prior_);
   const TimeModel& times = backward_.observations() > 0 ? *this : assumed;
-  return times.EvaluateMs(tokens, 0, 1) / times.TrainMs(tokens, 0, 1);
+  return times.EvaluateMs(tokens, 1) / times.TrainMs(tokens, 1);
 }
 
-Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) const {
-  const Prediction forward = forward_.Predict(tokens, squared_lengths, prior_.forward);
-  const Prediction backward = backward_.Predict(tokens, squared_lengths, prior_.backward);
+Prediction TimeModel::PredictTrainMs(const Workload& microbatch) const {
+  const Prediction forward = forward_.Predict(microbatch, prior_.forward);
+  const Prediction backward = backward_.Predict(microbatch, prior_.backward);
   const double half = std::hypot(forward.high - forward.value, backward.high - backward.value);
   Prediction sum;
   sum.value = forward.value + backward.value;
@@ -96,10 +146,7 @@ Prediction TimeModel::PredictTrainMs(double tokens, double squared_lengths) cons
 }
 
 TimeCoefficients TimeModel::TrainCoefficients() const {
-  const TimeCoefficients forward = EvaluateCoefficients();
-  const TimeCoefficients backward = backward_.Fit(prior_.backward);
-  return {forward.constant_ms + backward.constant_ms, forward.token_ms + backward.token_ms,
-          forward.squared_ms + backward.squared_ms};
+  return EvaluateCoefficients() + backward_.Fit(prior_.backward);
 }
 
 TimeCoefficients TimeModel::EvaluateCoefficients() const { return forward_.Fit(prior_.forward); }
@@ -113,19 +160,16 @@ bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<do
 
 const char* TimeModel::basis() const { return is_measured() ? kMeasuredBasis : kAssumedBasis; }
 
-std::string TimeModel::BasisOf(double tokens, double squared_lengths) const {
-  const double outside = forward_.Outside(tokens, squared_lengths);
+std::string TimeModel::BasisOf(const Workload& microbatch) const {
+  const double outside = forward_.Outside(microbatch);
   if (!is_measured() || outside <= 0.1) return basis();
   return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * outside);
 }
 
 std::string TimeModel::ToText() const {
-  const TimeCoefficients forward = forward_.Fit(prior_.forward);
-  const TimeCoefficients backward = backward_.Fit(prior_.backward);
-  return absl::StrCat("forward ", forward.constant_ms, " + ", forward.token_ms, " tokens + ",
-                      forward.squared_ms, " squares ms, backward ", backward.constant_ms, " + ",
-                      backward.token_ms, " tokens + ", backward.squared_ms, " squares ms (",
-                      basis(), ", ", forward_.observations(), " microbatches)");
+  return absl::StrCat("forward ", Text(forward_.Fit(prior_.forward)), ", backward ",
+                      Text(backward_.Fit(prior_.backward)), " (", basis(), ", ",
+                      forward_.observations(), " microbatches)");
 }
 
 }  // namespace lorad::planner

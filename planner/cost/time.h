@@ -1,5 +1,6 @@
-// How long a microbatch takes: t = a + b tokens + c sum(len^2), forward and backward apart, fitted
-// online from the workers' own timings (LobRA, appendix D).
+// How long a microbatch takes: t = a + b tokens + c sum(len^2) + d sum(tokens x parameters of their
+// adapter), forward and backward apart, fitted online from the workers' own timings (LobRA, appendix
+// D, for adapters of one rank; d is of adapters that differ, as PLoRA 4.2 has them).
 #pragma once
 
 #include <cstdint>
@@ -11,24 +12,43 @@
 
 namespace lorad::planner {
 
+// What is computed, by what its time depends on. Whole numbers, so that sums are exact below 2^53.
+struct Workload {
+  // Implicit: of tokens alone, attention and adapters aside.
+  Workload(double of_tokens = 0, double squares = 0, double of_adapters = 0)  // NOLINT: implicit
+      : tokens(of_tokens), squared_lengths(squares), adapter_work(of_adapters) {}
+
+  double tokens;
+  double squared_lengths;  // sum over sequences of len^2
+  double adapter_work;     // sum over tokens of the parameters of their adapter
+
+  Workload& operator+=(const Workload& other);
+  Workload& operator-=(const Workload& other);
+  bool operator==(const Workload&) const = default;
+};
+Workload operator*(double factor, const Workload& work);
+
+// A Step of the optimizer costs what so many tokens cost an adapter. Measured on a CPU: 48 for
+// 4.7 million parameters; on a GPU it is more, of steps that have more tokens.
+inline constexpr double kTokensOfStep = 64;
+
 // Milliseconds; no coefficient is negative.
 struct TimeCoefficients {
   double constant_ms = 0;
   double token_ms = 0;
   double squared_ms = 0;  // of one token^2
+  double adapter_ms = 0;  // of one token and one parameter of its adapter
 
   // Of so many microbatches together.
-  double operator()(double tokens, double squared_lengths, double microbatches = 1) const {
-    return constant_ms * microbatches + token_ms * tokens + squared_ms * squared_lengths;
+  double Ms(const Workload& work, double microbatches = 1) const {
+    return constant_ms * microbatches + token_ms * work.tokens + squared_ms * work.squared_lengths +
+           adapter_ms * work.adapter_work;
   }
 };
 
-// As many times as long.
-inline TimeCoefficients operator*(double factor, const TimeCoefficients& times) {
-  return {.constant_ms = factor * times.constant_ms,
-          .token_ms = factor * times.token_ms,
-          .squared_ms = factor * times.squared_ms};
-}
+// As many times as long, and both together.
+TimeCoefficients operator*(double factor, const TimeCoefficients& times);
+TimeCoefficients operator+(const TimeCoefficients& a, const TimeCoefficients& b);
 
 // Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
 // came before by `1 - 1 / kMemory`. One alone that is far slower than the one before it (the first:
@@ -38,29 +58,32 @@ class TimeFit {
  public:
   static constexpr double kMemory = 512;  // microbatches
   static constexpr double kOutlier = 4;
+  static constexpr double kLevelMax =
+      1000;  // so much faster or slower than assumed a device may be
 
-  void Observe(int64_t tokens, int64_t squared_lengths, double ms);
+  void Observe(const Workload& microbatch, double ms);
   int64_t observations() const { return fit_.observations(); }
-  // Non-negative least squares over the observations and, with a hundredth of an
-  // observation's weight, over `prior` (it decides the directions that were never observed).
+  // Non-negative least squares over the observations and, with a hundredth of an observation's
+  // weight, over `prior`, made as long in the mean as what was observed (by kLevelMax at most): its
+  // proportions decide the directions that were never observed.
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
   // The time of one microbatch, with its interval and how far outside the observed range it lies.
-  Prediction Predict(double tokens, double squared_lengths, const TimeCoefficients& prior) const;
+  Prediction Predict(const Workload& microbatch, const TimeCoefficients& prior) const;
   // As NonNegativeFit has them.
   std::vector<double> sums() const { return fit_.sums(); }
   bool SetSums(const std::vector<double>& sums) { return fit_.SetSums(sums); }
   // Prediction::outside of it.
-  double Outside(double tokens, double squared_lengths) const {
-    return fit_.Outside({1, tokens, squared_lengths});
-  }
+  double Outside(const Workload& microbatch) const;
 
  private:
   struct Microbatch {
-    double tokens = 0, squared_lengths = 0, ms = 0;
+    Workload work;
+    double ms = 0;
   };
   void Take(const Microbatch& one, const Microbatch& beside);
+  Terms<4> Levelled(const TimeCoefficients& prior) const;
 
-  NonNegativeFit fit_{kMemory};
+  NonNegativeFit<4> fit_{kMemory};
   std::optional<Microbatch> before_;
   bool has_taken_first_ = false;
 };
@@ -76,11 +99,14 @@ struct WorkModel {
   double flops_per_token = 0;    // forward: 2 * (parameters of the linear layers + head)
   double flops_per_squared = 0;  // forward attention: 2 * layers * heads * head_size, causal half
   double flops_per_second = 0;   // assumed of the worker
+  // Forward, of a token and a parameter of its adapter.
+  static constexpr double kFlopsPerAdapter = 2;
 };
 struct TimePrior {
   TimeCoefficients forward, backward;
 };
-// backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention.
+// backward = 1 x forward for frozen weights (input gradients alone), 2.5 x for attention, 2 x for
+// adapters (gradients of inputs and of weights).
 TimePrior PriorOf(const WorkModel& work);
 
 // Half of what a float32 product reaches on one AVX2 core, and a quarter of what a bf16 one does on
@@ -94,19 +120,19 @@ inline constexpr const char* kAssumedBasis = "assumed throughput";
 class TimeModel {
  public:
   explicit TimeModel(const TimePrior& prior) : prior_(prior) {}
-  void Observe(int64_t tokens, int64_t squared_lengths, double forward_ms, double backward_ms);
-  double TrainMs(double tokens, double squared_lengths, double microbatches) const;
-  double EvaluateMs(double tokens, double squared_lengths, double microbatches) const;
+  void Observe(const Workload& microbatch, double forward_ms, double backward_ms);
+  double TrainMs(const Workload& work, double microbatches) const;
+  double EvaluateMs(const Workload& work, double microbatches) const;
   // What a token that is evaluated takes of the time of one that is trained, in microbatches of so
-  // many tokens; attention aside.
+  // many tokens; attention and adapters aside.
   double EvaluatedShare(double tokens) const;
   // Forward and backward of one microbatch. The interval takes the errors of the two as
   // independent; before anything was measured it is from 0 to infinity.
-  Prediction PredictTrainMs(double tokens, double squared_lengths) const;
+  Prediction PredictTrainMs(const Workload& microbatch) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
   // The basis of an estimate for microbatches of this size: basis(), and how far it extrapolates
   // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
-  std::string BasisOf(double tokens, double squared_lengths) const;
+  std::string BasisOf(const Workload& microbatch) const;
   static constexpr int64_t kMeasuredFrom = 4;
   bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }
   // Of a microbatch that trains, forward and backward together, and of one that evaluates.

@@ -44,6 +44,7 @@ size_t Line::PutBack(const GroupState& group, const MemberState& member, double 
   job.longest_sequence = running.longest_sequence;
   job.adapter = *footprint.adapter;
   job.step_tokens = running.step_tokens;
+  job.step_squared_lengths = running.step_squared_lengths;
   job.label_group = running.label_group;
   job.company_max = running.company_max;
   job.alone = running.alone;

@@ -23,6 +23,7 @@ std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job) {
   trainee->running.arrival = job.arrival;
   trainee->running.longest_sequence = job.longest_sequence;
   trainee->running.step_tokens = job.step_tokens;
+  trainee->running.step_squared_lengths = job.step_squared_lengths;
   trainee->running.label_group = job.label_group;
   trainee->running.company_max = job.company_max;
   trainee->running.alone = job.alone;
@@ -30,8 +31,7 @@ std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job) {
 }
 
 double Place::ModelSeconds() const {
-  const double ms =
-      RoundMs(group.pace.times, group.crew.step_tokens(), group.shape.capacity_tokens);
+  const double ms = RoundMs(group.pace.times, group.crew.round(), group.shape.capacity_tokens);
   return std::max(ms, longest_step_ms) / 1000;
 }
 
@@ -44,8 +44,9 @@ void Place::SetLongestStep() {
   if (!IsSeveral() || paced) return;
   const int64_t capacity = group.shape.capacity_tokens;
   for (const JobWork& job : group.crew.jobs()) {
-    const double alone_ms = RoundMs(group.pace.times, job.step_tokens, capacity) *
-                            FillAndDrainFactor(job.step_tokens, capacity, group.stages.size());
+    const double alone_ms =
+        RoundMs(group.pace.times, job.step, capacity) *
+        FillAndDrainFactor(static_cast<int64_t>(job.step.tokens), capacity, group.stages.size());
     longest_step_ms = std::max(longest_step_ms, alone_ms);
   }
 }
@@ -104,9 +105,8 @@ void Place::Take(const GroupState& of_view) {
   paced = group.tokens_per_second > 0 && !trainees.empty();
   if (!paced) return;
   longest_step_ms = 0;
-  const auto tokens = static_cast<double>(group.crew.step_tokens());
-  slowness =
-      std::clamp(tokens / group.tokens_per_second / ModelSeconds(), 1 / kSlownessMax, kSlownessMax);
+  slowness = std::clamp(group.crew.round().tokens / group.tokens_per_second / ModelSeconds(),
+                        1 / kSlownessMax, kSlownessMax);
 }
 
 void Place::Form(Round& round, const std::string& base_model, const ModelShape& model,

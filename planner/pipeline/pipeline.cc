@@ -141,9 +141,9 @@ absl::StatusOr<std::vector<Microbatch>> PackGroups(const PipelineInput& input, c
   return microbatches;
 }
 
-// The quantities that a microbatch's time depends on.
+// What a microbatch's time depends on, and of that what is trained on.
 struct Load {
-  double tokens = 0, squares = 0, trained = 0, trained_squares = 0;
+  Workload all, trained;
 };
 
 Load LoadOf(const PipelineInput& input, const Microbatch& microbatch) {
@@ -153,17 +153,15 @@ Load LoadOf(const PipelineInput& input, const Microbatch& microbatch) {
         std::find_if(input.adapters.begin(), input.adapters.end(),
                      [&](const PipelineAdapter& a) { return a.name == segment.job; });
     const double tokens = static_cast<double>(segment.tokens);
-    load.tokens += tokens;
-    load.squares += tokens * tokens;
-    load.trained += adapter->trained_share * tokens;
-    load.trained_squares += adapter->trained_share * tokens * tokens;
+    const Workload sequence(tokens, tokens * tokens);
+    load.all += sequence;
+    load.trained += adapter->trained_share * sequence;
   }
   return load;
 }
 
 double TimeOf(const TimeCoefficients& time, const PipelineBlock& block, const Load& load) {
-  return block.trained_only ? time(load.trained, load.trained_squares)
-                            : time(load.tokens, load.squares);
+  return time.Ms(block.trained_only ? load.trained : load.all);
 }
 
 absl::StatusOr<Cut> CutBlocks(const PipelineInput& input, const std::vector<Load>& loads) {
@@ -194,7 +192,7 @@ absl::StatusOr<Cut> CutBlocks(const PipelineInput& input, const std::vector<Load
 
 MicrobatchCost CostOf(const PipelineInput& input, const Cut& cut, const Load& load) {
   MicrobatchCost cost;
-  cost.transfer_ms = input.transfer_latency_ms + input.transfer_token_ms * load.tokens;
+  cost.transfer_ms = input.transfer_latency_ms + input.transfer_token_ms * load.all.tokens;
   for (size_t s = 0; s + 1 < cut.first.size(); ++s) {
     double forward_ms = 0, backward_ms = 0;
     for (int b = cut.first[s]; b < cut.first[s + 1]; ++b) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "planner/schedule/schedule.h"
 
 namespace lorad::planner {
 namespace {
@@ -20,8 +21,8 @@ size_t BurstOf(double mean, Draw& draw) {
   return 1 + static_cast<size_t>(std::log(draw.Uniform()) / std::log1p(-1 / mean));
 }
 
-int64_t StepsFor(int64_t alone_s, int64_t step_tokens, const TimeCoefficients& times) {
-  const double step_ms = times(static_cast<double>(step_tokens), 0);
+int64_t StepsFor(int64_t alone_s, const QueuedJob& job, const TimeCoefficients& times) {
+  const double step_ms = times.Ms(StepOf(job));
   const double steps = std::round(1e3 * static_cast<double>(alone_s) / step_ms);
   return static_cast<int64_t>(std::clamp(steps, 1.0, kStepsMax));
 }
@@ -49,9 +50,8 @@ std::vector<HistoryJob> DrawJobs(const Load& load) {
       content.longest_sequence = DrawOf(load.longest_sequence, draw);
       content.step_tokens = DrawOf(load.step_tokens, draw);
       content.remaining_steps =
-          load.steps.kinds.empty()
-              ? StepsFor(DrawOf(load.alone_s, draw), content.step_tokens, base_model.times)
-              : DrawOf(load.steps, draw);
+          load.steps.kinds.empty() ? StepsFor(DrawOf(load.alone_s, draw), content, base_model.times)
+                                   : DrawOf(load.steps, draw);
     }
     now_s += draw.Exponential(load.gap_s * load.burst);
   }

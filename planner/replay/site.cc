@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "planner/schedule/schedule.h"
+
 namespace lorad::planner {
 
 Site::Site(const History& history, const SchedulePolicy& policy)
@@ -24,6 +26,7 @@ Site::Site(const History& history, const SchedulePolicy& policy)
     const QueuedJob& content = history.jobs[j].content;
     job_names_[content.job] = j;
     models_[content.base_model] = content.model;
+    jobs_[j].step = StepOf(content);
     jobs_[j].steps_left = static_cast<double>(content.remaining_steps);
   }
   arrivals_.resize(jobs_.size());

@@ -50,6 +50,7 @@ class Site {
 
   struct Job {
     int64_t arrival = 0;  // its place in the order
+    Workload step;
     double steps_left = 0;
     size_t queue_place = kNowhere;  // in view_.queue
     size_t worker = kNowhere;       // the one whose group it is in

@@ -120,11 +120,11 @@ void Site::Tell(Group& group) {
 }
 
 void Site::Retime(Group& group) {
-  int64_t tokens = 0;
+  Workload round;
   double least = kNever;
   for (const size_t job : group.jobs) {
     if (jobs_[job].leaving) continue;
-    tokens += history_.jobs[job].content.step_tokens;
+    round += jobs_[job].step;
     least = std::min(least, jobs_[job].steps_left);
   }
   if (group.forming || group.cut || least == kNever) {
@@ -133,7 +133,7 @@ void Site::Retime(Group& group) {
     return;
   }
   const Recomputation usual = EmptyShape(group.shape.device).recomputation;
-  group.round_ms = RoundMs(TimesOf(group), tokens, group.shape.capacity_tokens) *
+  group.round_ms = RoundMs(TimesOf(group), round, group.shape.capacity_tokens) *
                    RecomputationFactor(group.shape.recomputation) / RecomputationFactor(usual);
   group.ends_s = now_s_ + least * group.round_ms / 1000;
 }

@@ -67,6 +67,7 @@ void Site::AddTo(GroupView& view, size_t job, bool coming) const {
   }
   running.longest_sequence = content.longest_sequence;
   running.step_tokens = content.step_tokens;
+  running.step_squared_lengths = content.step_squared_lengths;
   running.remaining_steps = StepsLeft(job);
   running.label_group = content.label_group;
   running.leaving = state.leaving && !coming;

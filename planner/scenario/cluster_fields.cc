@@ -69,6 +69,7 @@ TimeCoefficients ReadTimes(Fields& fields) {
   times.constant_ms = fields.Number("constant_ms", {.max = 1e9, .fallback = 0.0});
   times.token_ms = fields.Number("token_ms", {.max = 1e9, .fallback = 0.0});
   times.squared_ms = fields.Number("squared_ms", {.max = 1e9, .fallback = 0.0});
+  times.adapter_ms = fields.Number("adapter_ms", {.max = 1e9, .fallback = 0.0});
   return times;
 }
 
@@ -193,6 +194,10 @@ int32_t ReadPriority(Fields& fields) {
 
 int64_t ReadStepTokens(Fields& fields) {
   return fields.Int64("step_tokens", {.max = kStepTokensMax, .fallback = 0});
+}
+
+double ReadStepSquares(Fields& fields) {
+  return fields.Number("step_squared_lengths", {.max = kStepSquaresMax, .fallback = 0.0});
 }
 
 int64_t ReadRemainingSteps(Fields& fields) {

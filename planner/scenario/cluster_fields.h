@@ -18,6 +18,7 @@ namespace lorad::planner::scenario {
 // Bounds under which no sum of bytes overflows.
 inline constexpr int64_t kTokensMax = int64_t{1} << 20;
 inline constexpr int64_t kStepTokensMax = int64_t{1} << 32;
+inline constexpr double kStepSquaresMax = 1e15;
 inline constexpr int64_t kStepsMax = int64_t{1} << 32;
 inline constexpr int64_t kSecondsMax = int64_t{1} << 40;
 inline constexpr size_t kListMax = 4096;
@@ -56,6 +57,7 @@ AdapterShape ReadAdapter(Fields& fields);
 std::vector<std::string> AllTargets();  // which an adapter has where none are named
 int32_t ReadPriority(Fields& fields);
 int64_t ReadStepTokens(Fields& fields);
+double ReadStepSquares(Fields& fields);
 int64_t ReadRemainingSteps(Fields& fields);
 // Empty where it is not given.
 std::string ReadName(Fields& fields, const std::string& name);

@@ -26,6 +26,8 @@ std::vector<FitScenario::Microbatch> ReadMicrobatches(Fields& fields, const std:
     FitScenario::Microbatch microbatch;
     microbatch.tokens = entry.Number("tokens", {.min = 1, .max = static_cast<double>(kTokensMax)});
     microbatch.squared_lengths = entry.Number("squared_lengths", {.min = 0, .max = kSquaresMax});
+    microbatch.adapter_work =
+        entry.Number("adapter_work", {.min = 0, .max = kSquaresMax, .fallback = 0});
     if (measured) microbatch.ms = entry.Number("ms", {.min = 1e-6, .max = 1e12});
     microbatches.push_back(microbatch);
   }
@@ -75,13 +77,13 @@ ordered_json ToJson(const Prediction& prediction) {
           {"outside", Finite(prediction.outside)}};
 }
 
-Terms TermsOf(const FitScenario::Microbatch& microbatch) {
-  return {1, microbatch.tokens, microbatch.squared_lengths};
+Terms<4> TermsOf(const FitScenario::Microbatch& microbatch) {
+  return {1, microbatch.tokens, microbatch.squared_lengths, microbatch.adapter_work};
 }
 
 void FitTime(const FitScenario& scenario, PlanResult* result) {
   if (scenario.microbatches.empty()) return;
-  NonNegativeFit fit;
+  NonNegativeFit<4> fit;
   double errors = 0;
   int64_t predicted = 0;
   for (const FitScenario::Microbatch& microbatch : scenario.microbatches) {
@@ -91,10 +93,10 @@ void FitTime(const FitScenario& scenario, PlanResult* result) {
     }
     fit.Observe(TermsOf(microbatch), microbatch.ms, 1 / (microbatch.ms * microbatch.ms));
   }
-  const Terms x = fit.Fit();
+  const Terms<4> x = fit.Fit();
   const double mean_error = predicted > 0 ? errors / static_cast<double>(predicted) : std::nan("");
-  absl::StrAppend(&result->text, "time: ", x[0], " + ", x[1], " tokens + ", x[2], " squares ms (",
-                  fit.observations(), " microbatches");
+  absl::StrAppend(&result->text, "time: ", x[0], " + ", x[1], " tokens + ", x[2], " squares + ",
+                  x[3], " adapters ms (", fit.observations(), " microbatches");
   if (predicted > 0) {
     absl::StrAppendFormat(&result->text, ", mean error of predictions %.3f %%", 100 * mean_error);
   }
@@ -103,15 +105,17 @@ void FitTime(const FitScenario& scenario, PlanResult* result) {
   json = {{"constant_ms", x[0]},
           {"token_ms", x[1]},
           {"squared_ms", x[2]},
+          {"adapter_ms", x[3]},
           {"observations", fit.observations()},
           {"mean_error", Finite(mean_error)},
           {"predictions", ordered_json::array()}};
   for (const FitScenario::Microbatch& microbatch : scenario.microbatches_to_come) {
     const double value = fit.Predict(TermsOf(microbatch)).value;
     const double weight = value > 0 ? 1 / (value * value) : 1;
-    const Prediction prediction = fit.Predict(TermsOf(microbatch), {0, 0, 0}, 1e-9, weight);
+    const Prediction prediction = fit.Predict(TermsOf(microbatch), {}, 1e-9, weight);
     absl::StrAppend(&result->text, microbatch.tokens, " tokens, ", microbatch.squared_lengths,
-                    " squares, ms: ", prediction.ToText(), "\n");
+                    " squares, ", microbatch.adapter_work, " adapters, ms: ", prediction.ToText(),
+                    "\n");
     json["predictions"].push_back(ToJson(prediction));
   }
 }

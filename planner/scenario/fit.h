@@ -12,15 +12,15 @@
 
 namespace lorad::planner::scenario {
 
-// {"microbatches": [{"tokens": 900, "squared_lengths": 81000, "ms": 12.5}],
-//  "microbatches_to_come": [{"tokens": 500, "squared_lengths": 25000}],
+// {"microbatches": [{"tokens": 900, "squared_lengths": 81000, "adapter_work": 4e9, "ms": 12.5}],
+//  "microbatches_to_come": [{"tokens": 500, "squared_lengths": 25000, "adapter_work": 1e9}],
 //  "peaks": [{"counted_bytes": 1000000, "tokens": 900, "squared_lengths": 81000, "peak_bytes":
 //  1100000}], "peaks_to_come": [{"counted_bytes": 1000000, "tokens": 500, "squared_lengths":
 //  25000}]}
 // At least one of "microbatches" and "peaks".
 struct FitScenario {
   struct Microbatch {
-    double tokens = 0, squared_lengths = 0;
+    double tokens = 0, squared_lengths = 0, adapter_work = 0;
     double ms = 0;  // of those to come: 0
   };
   std::vector<Microbatch> microbatches, microbatches_to_come;

@@ -37,11 +37,7 @@ PipelineBlock ReadBlock(Fields fields, bool trained_only) {
 }
 
 PipelineBlock Joined(const PipelineBlock& a, const PipelineBlock& b) {
-  const auto sum = [](const TimeCoefficients& x, const TimeCoefficients& y) {
-    return TimeCoefficients{x.constant_ms + y.constant_ms, x.token_ms + y.token_ms,
-                            x.squared_ms + y.squared_ms};
-  };
-  return {"", sum(a.forward, b.forward), sum(a.backward, b.backward), false,
+  return {"", a.forward + b.forward, a.backward + b.backward, false,
           a.activation_bytes + b.activation_bytes};
 }
 

@@ -41,12 +41,12 @@ class Lengths {
 
   // "" where it is not too long, else on which worker.
   std::string WhyTooLong(const QueuedJob& job) const {
+    const Workload step = StepOf(job);
     for (const auto& [device, worker] : slowest_) {
       const auto times = history_.times.find({job.base_model, device});
       if (times == history_.times.end()) continue;  // which is a violation
-      const double alone_s =
-          1e-3 * static_cast<double>(job.remaining_steps) *
-          RoundMs(worker->slowness * times->second, job.step_tokens, kUsualMicrobatch);
+      const double alone_s = 1e-3 * static_cast<double>(job.remaining_steps) *
+                             RoundMs(worker->slowness * times->second, step, kUsualMicrobatch);
       if (alone_s <= kAloneMaxS) continue;
       return absl::StrFormat("with which it trains for %.3g s alone on worker %s", alone_s,
                              worker->name);
@@ -135,6 +135,7 @@ class Reader {
     content.priority = ReadPriority(fields);
     content.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
     content.step_tokens = fields.Int64("step_tokens", {.min = 1, .max = kStepTokensMax});
+    content.step_squared_lengths = ReadStepSquares(fields);
     content.remaining_steps = fields.Int64("steps", {.min = 1, .max = kStepsMax});
     content.label_group = ReadName(fields, "label_group");
     job.comes_s = fields.Number("comes_s", {.max = kMomentMax});
@@ -145,12 +146,12 @@ class Reader {
     job.moves = ReadCount(fields, "moves");
     job.evictions = ReadCount(fields, "evictions");
     if (model == nullptr) return;  // which is a violation
+    content.model = std::make_shared<const ModelShape>(*model);
     const std::string why = fields.violations() > before ? "" : lengths.WhyTooLong(content);
     if (!why.empty()) {
       fields.Violate("steps", absl::StrCat("is ", content.remaining_steps, ", ", why),
                      ShorterText());
     }
-    content.model = std::make_shared<const ModelShape>(*model);
     read_.history.jobs.push_back(std::move(job));
   }
 

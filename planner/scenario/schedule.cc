@@ -64,7 +64,9 @@ class Reader {
   static EvaluationWork ReadEvaluations(Fields& job) {
     Fields fields = job.Object("evaluations", false);
     return {.parts = fields.Int64("parts", {.max = kStepsMax, .fallback = 0}),
-            .tokens = fields.Int64("tokens", {.max = kStepTokensMax, .fallback = 0})};
+            .tokens = fields.Int64("tokens", {.max = kStepTokensMax, .fallback = 0}),
+            .squared_lengths =
+                fields.Number("squared_lengths", {.max = kStepSquaresMax, .fallback = 0.0})};
   }
 
   void ReadGroup(Fields& fields) {
@@ -95,6 +97,7 @@ class Reader {
       running.longest_sequence =
           job.Int64("longest_sequence", {.min = 1, .max = longest, .fallback = longest});
       running.step_tokens = ReadStepTokens(job);
+      running.step_squared_lengths = ReadStepSquares(job);
       running.remaining_steps = ReadRemainingSteps(job);
       running.evaluations = ReadEvaluations(job);
       running.moved_s = job.Int64("moved_s", {.max = kSecondsMax, .fallback = kNeverMoved});
@@ -142,6 +145,7 @@ class Reader {
     job.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
     job.waited_s = fields.Int64("waited_s", {.max = kSecondsMax, .fallback = 0});
     job.step_tokens = ReadStepTokens(fields);
+    job.step_squared_lengths = ReadStepSquares(fields);
     job.stages = static_cast<int32_t>(fields.Int64("stages", {.max = kStagesMax, .fallback = 0}));
     job.remaining_steps = ReadRemainingSteps(fields);
     job.evaluations = ReadEvaluations(fields);

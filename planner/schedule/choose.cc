@@ -160,7 +160,7 @@ class Chooser {
   }
 
   double EndAlone(const Pace& pace, const GroupShape& shape, bool holds) const {
-    const double round_s = RoundMs(pace.times, job_.work.step_tokens, shape.capacity_tokens) / 1000;
+    const double round_s = RoundMs(pace.times, job_.work.step, shape.capacity_tokens) / 1000;
     return (holds ? 0 : pace.load_s) + static_cast<double>(job_.work.remaining_steps) * round_s;
   }
 

@@ -10,30 +10,41 @@ namespace lorad::planner {
 namespace {
 
 bool EndsBefore(const JobWork& a, const JobWork& b) {
-  return std::tie(a.remaining_steps, a.step_tokens) < std::tie(b.remaining_steps, b.step_tokens);
+  const auto key = [](const JobWork& job) {
+    return std::tie(job.remaining_steps, job.step.tokens, job.step.squared_lengths,
+                    job.step.adapter_work);
+  };
+  return key(a) < key(b);
 }
 
 }  // namespace
 
+Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters) {
+  return {tokens, std::round(squared_lengths),
+          static_cast<double>(adapter_parameters) * (tokens + kTokensOfStep)};
+}
+
 JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
                         double evaluated_share) {
   if (evaluations.parts == 0) return steps;
+  const auto tokens = static_cast<double>(evaluations.tokens);
+  const double parameters = steps.step.adapter_work / (steps.step.tokens + kTokensOfStep);
+  const Workload evaluated(tokens, evaluations.squared_lengths, parameters * tokens);
+  Workload all = static_cast<double>(steps.remaining_steps) * steps.step;
+  all += evaluated_share * evaluated;
   const int64_t rounds = steps.remaining_steps + evaluations.parts;
-  const double tokens =
-      static_cast<double>(steps.step_tokens) * static_cast<double>(steps.remaining_steps) +
-      evaluated_share * static_cast<double>(evaluations.tokens);
-  const int64_t mean = std::llround(tokens / static_cast<double>(rounds));
-  return {.step_tokens = std::max<int64_t>(mean, 1), .remaining_steps = rounds};
+  const Workload mean = 1 / static_cast<double>(rounds) * all;
+  return {.step = {std::max(std::round(mean.tokens), 1.0), std::round(mean.squared_lengths),
+                   std::round(mean.adapter_work)},
+          .remaining_steps = rounds};
 }
 
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share) {
   return slowest_share * times;
 }
 
-double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity) {
-  const auto tokens = static_cast<double>(step_tokens);
-  const double microbatches = std::max(1.0, tokens / static_cast<double>(capacity));
-  return times.constant_ms * microbatches + times.token_ms * tokens;
+double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
+  return times.Ms(round, std::max(1.0, round.tokens / static_cast<double>(capacity)));
 }
 
 std::vector<double> EndsOf(const TimeCoefficients& times, int64_t capacity,
@@ -42,24 +53,24 @@ std::vector<double> EndsOf(const TimeCoefficients& times, int64_t capacity,
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return EndsBefore(jobs[a], jobs[b]); });
-  int64_t tokens = 0;
-  for (const JobWork& job : jobs) tokens += job.step_tokens;
+  Workload round;
+  for (const JobWork& job : jobs) round += job.step;
   std::vector<double> ends(jobs.size());
   double now_ms = 0;
   int64_t done = 0;  // rounds
   for (const size_t i : order) {
     const auto rounds = static_cast<double>(jobs[i].remaining_steps - done);
-    now_ms += rounds * RoundMs(times, tokens, capacity);
+    now_ms += rounds * RoundMs(times, round, capacity);
     ends[i] = now_ms / 1000;
     done = jobs[i].remaining_steps;
-    tokens -= jobs[i].step_tokens;
+    round -= jobs[i].step;
   }
   return ends;
 }
 
 void Crew::Add(const JobWork& job) {
   jobs_.insert(std::upper_bound(jobs_.begin(), jobs_.end(), job, EndsBefore), job);
-  step_tokens_ += job.step_tokens;
+  round_ += job.step;
 }
 
 size_t Crew::Find(const JobWork& job) const {
@@ -70,30 +81,30 @@ size_t Crew::Find(const JobWork& job) const {
 
 void Crew::Remove(const JobWork& job) {
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(Find(job)));
-  step_tokens_ -= job.step_tokens;
+  round_ -= job.step;
 }
 
 double Crew::SumOfEnds(const TimeCoefficients& times, int64_t capacity, const JobWork* comes,
                        std::optional<size_t> leaves) const {
-  int64_t tokens = step_tokens_;
+  Workload round = round_;
   size_t left = jobs_.size();
   if (comes != nullptr) {
-    tokens += comes->step_tokens;
+    round += comes->step;
     ++left;
   }
   if (leaves) {
-    tokens -= jobs_[*leaves].step_tokens;
+    round -= jobs_[*leaves].step;
     --left;
   }
   double sum_ms = 0;
   int64_t done = 0;
   const auto end = [&](const JobWork& job) {
     if (const int64_t rounds = job.remaining_steps - done; rounds > 0) {
-      sum_ms += static_cast<double>(left) * static_cast<double>(rounds) *
-                RoundMs(times, tokens, capacity);
+      sum_ms +=
+          static_cast<double>(left) * static_cast<double>(rounds) * RoundMs(times, round, capacity);
       done = job.remaining_steps;
     }
-    tokens -= job.step_tokens;
+    round -= job.step;
     --left;
   };
   for (size_t i = 0; i < jobs_.size(); ++i) {

@@ -2,9 +2,11 @@
 //
 // A group trains in rounds: in each, every job of the group takes one step. Their steps, S tokens
 // together, are packed into microbatches of at most C tokens across batches (mLoRA 3.2, LoRAFusion
-// 4.2), S / C of them in the mean and one at least. A microbatch of t tokens lasts a + b t (LobRA,
-// appendix D; squared lengths do not depend on company and are left out), so a round lasts
-//   r(S) = a max(1, S / C) + b S
+// 4.2), S / C of them in the mean and one at least. A microbatch of t tokens, of sequences whose
+// squared lengths are q together, and of adapters that take w (time.h) lasts a + b t + c q + d w
+// (LobRA, appendix D), so with Q and W of all steps together a round lasts
+//   r(S, Q, W) = a max(1, S / C) + b S + c Q + d W
+// where each step has kTokensOfStep tokens more in W, for the optimizer.
 // As jobs end, rounds get shorter. With the jobs in the order of their remaining steps,
 // n_1 <= n_2 <= .. <= n_k, n_0 = 0, s_j the tokens of a step of job j and S_j = s_j + .. + s_k what
 // is left of a round once jobs 1 .. j - 1 have ended:
@@ -15,14 +17,15 @@
 // Evaluations take part in that: a job does a unit each round, a step or a part of an evaluation,
 // while the others of its group train. So n steps of s tokens and p parts of v tokens together are
 // n + p rounds, of (n s + f v) / (n + p) tokens in the mean, where f is what an evaluated token takes
-// of a trained one's time (TimeModel::EvaluatedShare). The tokens are counted as if trained in all
+// of a trained one's time (TimeModel::EvaluatedShare), and so for what attention and adapters take.
+// The tokens are counted as if trained in all
 // that is weighed and measured, so no pace has to know which of the two a group did lately. Where a
 // job trains alone in rounds of less than C tokens, a part is charged all of a and not its share.
 //
 // The times of a base model (TimeCoefficients) are of all of it on one device: of a group of S
 // stages their sum over the stages. S workers are at S microbatches at once, so every a + b t costs
 // a round what it takes on the slowest stage, which does a share p of the work:
-//   a_S = p a,  b_S = p b;  p = 1 / S where stages are equal, the bubble aside
+//   a_S = p a,  b_S = p b,  c_S = p c,  d_S = p d;  p = 1 / S where stages are equal, the bubble aside
 #pragma once
 
 #include <cstddef>
@@ -36,20 +39,23 @@ namespace lorad::planner {
 
 // Evaluations that a job still has to do.
 struct EvaluationWork {
-  int64_t parts = 0;   // of one round each
-  int64_t tokens = 0;  // of all parts together
+  int64_t parts = 0;           // of one round each
+  int64_t tokens = 0;          // of all parts together
+  double squared_lengths = 0;  // likewise; 0: unknown
 
   bool operator==(const EvaluationWork&) const = default;
 };
 
 // What a job still has to do.
 struct JobWork {
-  int64_t step_tokens = 0;      // of one of its rounds, as if trained
+  Workload step;                // of one of its rounds, as if trained
   int64_t remaining_steps = 0;  // rounds: its steps, and parts of evaluations
 
   bool operator==(const JobWork&) const = default;
 };
 
+// A step of so many tokens, with the optimizer's share, of an adapter of so many parameters.
+Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters);
 // That work, of steps alone, and those evaluations.
 JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
                         double evaluated_share);
@@ -57,8 +63,8 @@ JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
 // Of a group of stages the slowest of which does that share of the work (stages/blocks.h).
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share);
 
-// r(S), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
-double RoundMs(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity);
+// r(S, Q, W), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
+double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t capacity);
 
 // The end of each job in the order of `jobs`, in seconds from now, where all train together from
 // now on.
@@ -73,7 +79,7 @@ class Crew {
   // The index of one like it. REQUIRES: there is one.
   size_t Find(const JobWork& job) const;
   size_t size() const { return jobs_.size(); }
-  int64_t step_tokens() const { return step_tokens_; }
+  const Workload& round() const { return round_; }            // of all their steps
   const std::vector<JobWork>& jobs() const { return jobs_; }  // by remaining steps, then tokens
 
   // The sum of the ends in seconds, also if one had come, or one of these (an index of jobs()) had
@@ -83,7 +89,7 @@ class Crew {
 
  private:
   std::vector<JobWork> jobs_;
-  int64_t step_tokens_ = 0;
+  Workload round_;
 };
 
 }  // namespace lorad::planner

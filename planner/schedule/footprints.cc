@@ -16,7 +16,14 @@ size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& mode
   const size_t base = BaseOf(base_model);
   const auto found = numbers_.find(std::tie(base, longest_sequence, stages, adapter));
   if (found != numbers_.end()) return found->second;
-  classes_.push_back({{base, &model, &adapter, longest_sequence, stages}, {}, {}});
+  classes_.push_back({{.base = base,
+                       .model = &model,
+                       .adapter = &adapter,
+                       .longest_sequence = longest_sequence,
+                       .stages = stages,
+                       .adapter_parameters = AdapterParameters(model, adapter)},
+                      {},
+                      {}});
   return numbers_[{base, longest_sequence, stages, adapter}] = classes_.size() - 1;
 }
 

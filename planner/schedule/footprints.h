@@ -22,7 +22,8 @@ struct Footprint {
   const ModelShape* model = nullptr;  // borrowed, like the adapter, from the view
   const AdapterShape* adapter = nullptr;
   int64_t longest_sequence = 0;
-  int32_t stages = 0;  // as in QueuedJob
+  int32_t stages = 0;              // as in QueuedJob
+  int64_t adapter_parameters = 0;  // what time depends on beside
 };
 // and of a worker, or of several that have the stages of a base model.
 struct WorkerKind {

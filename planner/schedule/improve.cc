@@ -203,7 +203,7 @@ class Search {
       const Spot& spot = spots_[to];
       const int64_t capacity = std::max<int64_t>(1, spot.shape.capacity_tokens);
       const double round_ms =
-          spot.empty() ? 0 : RoundMs(spot.group->pace.times, spot.crew.step_tokens(), capacity);
+          spot.empty() ? 0 : RoundMs(spot.group->pace.times, spot.crew.round(), capacity);
       order.emplace_back(round_ms, spot.group->pace.slowness, to);
     }
     std::ranges::sort(order);

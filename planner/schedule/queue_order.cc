@@ -51,10 +51,15 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   return jobs;
 }
 
-double GroupThroughput(const TimeCoefficients& times, int64_t step_tokens, int64_t capacity) {
-  if (step_tokens <= 0) return 0;
-  const double ms = RoundMs(times, step_tokens, capacity);
-  return ms > 0 ? static_cast<double>(step_tokens) / ms : 0;
+Workload StepOf(const QueuedJob& job) {
+  return StepOf(static_cast<double>(job.step_tokens), job.step_squared_lengths,
+                AdapterParameters(*job.model, job.adapter));
+}
+
+double GroupThroughput(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
+  if (round.tokens <= 0) return 0;
+  const double ms = RoundMs(times, round, capacity);
+  return ms > 0 ? round.tokens / ms : 0;
 }
 
 }  // namespace lorad::planner

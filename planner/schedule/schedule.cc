@@ -22,8 +22,8 @@ namespace {
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
-                    job.step_tokens, job.label_group, job.resumes, job.company_max, job.alone,
-                    job.asks, job.to, job.trained_on);
+                    job.step_tokens, job.step_squared_lengths, job.label_group, job.resumes,
+                    job.company_max, job.alone, job.asks, job.to, job.trained_on);
   };
   return key(a) == key(b);
 }

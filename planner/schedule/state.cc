@@ -51,6 +51,17 @@ void SetStages(GroupState& group, const std::vector<StageWorker>& seats, int64_t
   group.worker_kind = sizes.KindOf(all);
 }
 
+// Of a job that trains, or that waits.
+template <class Job>
+JobWork WorkOf(const Job& job, const Footprint& footprint, double evaluated_share) {
+  const bool known = job.remaining_steps > 0 || job.evaluations.parts > 0;
+  const int64_t tokens = job.step_tokens > 0 ? job.step_tokens : kUnknownTokens;
+  return WithEvaluations({.step = StepOf(static_cast<double>(tokens), job.step_squared_lengths,
+                                         footprint.adapter_parameters),
+                          .remaining_steps = known ? job.remaining_steps : kUnknownSteps},
+                         job.evaluations, evaluated_share);
+}
+
 }  // namespace
 
 Paces::Paces(const ClusterView& view) : view_(view) {
@@ -61,8 +72,7 @@ Paces::Paces(const ClusterView& view) : view_(view) {
   for (const auto& [key, times] : view.times) {
     TimeCoefficients& mean = means_[key.first];
     const double n = ++devices[key.first];
-    mean.constant_ms += (times.constant_ms - mean.constant_ms) / n;
-    mean.token_ms += (times.token_ms - mean.token_ms) / n;
+    mean = (1 - 1 / n) * mean + 1 / n * times;
   }
   std::map<std::string, double> shares;
   for (const auto& [key, share] : view.evaluated_shares) {
@@ -105,14 +115,6 @@ const Pace& Paces::OfDevice(const std::string& base_model, const std::string& de
     pace.load_s = load->second;
   }
   return pace;
-}
-
-JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps, const EvaluationWork& evaluations,
-               double evaluated_share) {
-  const bool known = remaining_steps > 0 || evaluations.parts > 0;
-  return WithEvaluations({.step_tokens = step_tokens > 0 ? step_tokens : kUnknownTokens,
-                          .remaining_steps = known ? remaining_steps : kUnknownSteps},
-                         evaluations, evaluated_share);
 }
 
 double GroupState::SumOfEnds() const {
@@ -169,8 +171,7 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
         member.running != nullptr ? known.longest_sequence : group.shape.longest_sequence;
     member.job_class = sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest);
     member.slot_bytes = sizes.SlotBytes(member.job_class, state.worker_kind);
-    member.work = WorkOf(known.step_tokens, known.remaining_steps, known.evaluations,
-                         paces.EvaluatedShare(group.base_model));
+    member.work = WorkOf(known, sizes.of(member.job_class), paces.EvaluatedShare(group.base_model));
     member.trains = !known.leaving;
     member.works = member.trains || known.finishes;
     state.slot_bytes += member.slot_bytes;
@@ -260,8 +261,7 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
     waiter.job = &job;
     waiter.job_class =
         sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
-    waiter.work = WorkOf(job.step_tokens, job.remaining_steps, job.evaluations,
-                         paces.EvaluatedShare(job.base_model));
+    waiter.work = WorkOf(job, sizes.of(waiter.job_class), paces.EvaluatedShare(job.base_model));
     waiter.needs = NeedsOf(*this, waiter.job_class);
   }
 }
@@ -305,9 +305,10 @@ bool Round::Helps(const GroupState& group, const GroupShape& shape, const Queued
   if (!group.pace.known || group.crew.size() == 0 || job.step_tokens == 0) return true;
   if (group.lowest_priority < job.priority) return true;
   const TimeCoefficients& times = group.pace.times;
-  const int64_t tokens = group.crew.step_tokens();
-  const double now = GroupThroughput(times, tokens, shape.capacity_tokens);
-  const double then = GroupThroughput(times, tokens + work.step_tokens, shape.capacity_tokens);
+  Workload round = group.crew.round();
+  const double now = GroupThroughput(times, round, shape.capacity_tokens);
+  round += work.step;
+  const double then = GroupThroughput(times, round, shape.capacity_tokens);
   return then >= now * (1 + view.policy.least_gain);
 }
 

@@ -35,7 +35,7 @@ struct Waiter {
 
 // How fast a base model trains on a worker.
 struct Pace {
-  TimeCoefficients times{.constant_ms = 0, .token_ms = 1, .squared_ms = 0};
+  TimeCoefficients times{.token_ms = 1};
   double load_s = 0;
   bool known = false;   // the times are those of its device,
   double slowness = 1;  // so many times as long: the worker's, and in `times` already
@@ -65,8 +65,6 @@ inline constexpr int64_t kUnknownSteps = 1000;
 inline constexpr int64_t kUnknownTokens = 1024;
 // Where a backward pass takes as long as a forward one, as with frozen weights.
 inline constexpr double kEvaluatedShare = 0.5;
-JobWork WorkOf(int64_t step_tokens, int64_t remaining_steps, const EvaluationWork& evaluations,
-               double evaluated_share);
 
 struct MemberState {
   std::string job;

@@ -68,9 +68,10 @@ struct RunningJob {
   std::string label_group = {};
   // Is being evicted or re-placed already, or must not be: it does its last saves, say.
   bool leaving = false;
-  int32_t company_max = 0;      // as in QueuedJob,
-  bool alone = false;           // likewise
-  int64_t remaining_steps = 0;  // 0: unknown, or it has evaluations alone to do
+  int32_t company_max = 0;          // as in QueuedJob,
+  bool alone = false;               // likewise
+  double step_squared_lengths = 0;  // of one of its steps; 0: attention aside
+  int64_t remaining_steps = 0;      // 0: unknown, or it has evaluations alone to do
   EvaluationWork evaluations = {};
   // Is `leaving` because it ends here, but first has its last evaluation to do: until then it takes
   // part in rounds.
@@ -115,10 +116,11 @@ struct QueuedJob {
   int64_t arrival = 0;  // order of arrival
   int64_t longest_sequence = 0;
   AdapterShape adapter;
-  int64_t waited_s = 0;          // since it was queued last
-  int64_t step_tokens = 0;       // of one of its steps; 0: unknown
-  std::string label_group = {};  // jobs of one user, project, ..
-  bool resumes = false;          // from a group that is formed again: it goes before all others
+  int64_t waited_s = 0;             // since it was queued last
+  int64_t step_tokens = 0;          // of one of its steps; 0: unknown
+  double step_squared_lengths = 0;  // likewise; 0: attention aside
+  std::string label_group = {};     // jobs of one user, project, ..
+  bool resumes = false;             // from a group that is formed again: it goes before all others
   // For a suspect of ending its workers: so many suspects share its group at most, itself among
   // them (0: it is none).
   int32_t company_max = 0;

@@ -12,61 +12,71 @@
 namespace lorad::planner {
 namespace {
 
-constexpr int kTerms = 3;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-using Matrix = std::array<Terms, kTerms>;
+template <size_t kTerms>
+using Matrix = std::array<Terms<kTerms>, kTerms>;
 
 // The equations of the terms in `subset` (bits); the others are zero.
-Matrix Restrict(const Matrix& products, unsigned subset) {
-  Matrix a = products;
-  for (int i = 0; i < kTerms; ++i) {
+template <size_t kTerms>
+Matrix<kTerms> Restrict(const Matrix<kTerms>& products, unsigned subset) {
+  Matrix<kTerms> a = products;
+  for (size_t i = 0; i < kTerms; ++i) {
     if (subset & (1u << i)) continue;
-    for (int j = 0; j < kTerms; ++j) a[i][j] = a[j][i] = 0;
+    for (size_t j = 0; j < kTerms; ++j) a[i][j] = a[j][i] = 0;
     a[i][i] = 1;
   }
   return a;
 }
 
 // a x = b by elimination with pivots. False where a is singular.
-bool Solve(Matrix a, Terms b, Terms* x) {
-  for (int column = 0; column < kTerms; ++column) {
-    int pivot = column;
-    for (int row = column + 1; row < kTerms; ++row) {
+template <size_t kTerms>
+bool Solve(Matrix<kTerms> a, Terms<kTerms> b, Terms<kTerms>* x) {
+  for (size_t column = 0; column < kTerms; ++column) {
+    size_t pivot = column;
+    for (size_t row = column + 1; row < kTerms; ++row) {
       if (std::abs(a[row][column]) > std::abs(a[pivot][column])) pivot = row;
     }
     if (std::abs(a[pivot][column]) < 1e-14) return false;
     std::swap(a[pivot], a[column]);
     std::swap(b[pivot], b[column]);
-    for (int row = column + 1; row < kTerms; ++row) {
+    for (size_t row = column + 1; row < kTerms; ++row) {
       const double factor = a[row][column] / a[column][column];
-      for (int j = column; j < kTerms; ++j) a[row][j] -= factor * a[column][j];
+      for (size_t j = column; j < kTerms; ++j) a[row][j] -= factor * a[column][j];
       b[row] -= factor * b[column];
     }
   }
-  for (int row = kTerms - 1; row >= 0; --row) {
+  for (size_t row = kTerms; row-- > 0;) {
     double value = b[row];
-    for (int j = row + 1; j < kTerms; ++j) value -= a[row][j] * (*x)[j];
+    for (size_t j = row + 1; j < kTerms; ++j) value -= a[row][j] * (*x)[j];
     (*x)[row] = value / a[row][row];
   }
   return true;
 }
 
-double Dot(const Terms& a, const Terms& b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]; }
+template <size_t kTerms>
+double Dot(const Terms<kTerms>& a, const Terms<kTerms>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < kTerms; ++i) sum += a[i] * b[i];
+  return sum;
+}
 
 // x^T A x - 2 b^T x: the squared error less a constant.
-double Error(const Matrix& products, const Terms& responses, const Terms& x) {
+template <size_t kTerms>
+double Error(const Matrix<kTerms>& products, const Terms<kTerms>& responses,
+             const Terms<kTerms>& x) {
   double error = -2 * Dot(responses, x);
-  for (int i = 0; i < kTerms; ++i) error += x[i] * Dot(products[i], x);
+  for (size_t i = 0; i < kTerms; ++i) error += x[i] * Dot(products[i], x);
   return error;
 }
 
-// The best of the eight sets of terms: the least error among those whose solution is not negative.
-Terms Minimize(const Matrix& products, const Terms& responses) {
-  Terms best = {0, 0, 0};
+// The best of the sets of terms: the least error among those whose solution is not negative.
+template <size_t kTerms>
+Terms<kTerms> Minimize(const Matrix<kTerms>& products, const Terms<kTerms>& responses) {
+  Terms<kTerms> best = {};
   double best_error = 0;
   for (unsigned subset = 1; subset < (1u << kTerms); ++subset) {
-    Terms b = responses, x = {0, 0, 0};
-    for (int i = 0; i < kTerms; ++i) {
+    Terms<kTerms> b = responses, x = {};
+    for (size_t i = 0; i < kTerms; ++i) {
       if (!(subset & (1u << i))) b[i] = 0;
     }
     if (!Solve(Restrict(products, subset), b, &x)) continue;
@@ -82,9 +92,10 @@ Terms Minimize(const Matrix& products, const Terms& responses) {
 
 }  // namespace
 
-std::vector<double> NonNegativeFit::sums() const {
+template <size_t kTerms>
+std::vector<double> NonNegativeFit<kTerms>::sums() const {
   std::vector<double> sums;
-  for (const Terms& row : products_) sums.insert(sums.end(), row.begin(), row.end());
+  for (const Terms<kTerms>& row : products_) sums.insert(sums.end(), row.begin(), row.end());
   sums.insert(sums.end(), responses_.begin(), responses_.end());
   sums.insert(sums.end(), {squared_, weight_, count_, count_squares_});
   sums.push_back(static_cast<double>(observations_));
@@ -93,14 +104,15 @@ std::vector<double> NonNegativeFit::sums() const {
   return sums;
 }
 
-bool NonNegativeFit::SetSums(const std::vector<double>& sums) {
+template <size_t kTerms>
+bool NonNegativeFit<kTerms>::SetSums(const std::vector<double>& sums) {
   const auto is_good = [](double sum) { return std::isfinite(sum) && std::abs(sum) < 1e300; };
   if (sums.size() != kSums || !std::ranges::all_of(sums, is_good)) return false;
-  constexpr size_t kObservations = 16;
-  if (sums[kObservations] < 0 || sums[kObservations] > 1e15 || sums[13] < 0) return false;
+  constexpr size_t kWeight = kTerms * kTerms + kTerms + 1, kObservations = kWeight + 3;
+  if (sums[kObservations] < 0 || sums[kObservations] > 1e15 || sums[kWeight] < 0) return false;
   auto next = sums.begin();
   const auto take = [&] { return *next++; };
-  for (Terms& row : products_) std::ranges::generate(row, take);
+  for (Terms<kTerms>& row : products_) std::ranges::generate(row, take);
   std::ranges::generate(responses_, take);
   for (double* sum : {&squared_, &weight_, &count_, &count_squares_}) *sum = take();
   observations_ = static_cast<int64_t>(take());
@@ -136,13 +148,14 @@ std::string Prediction::ToText() const {
   return text;
 }
 
-void NonNegativeFit::Observe(const Terms& terms, double response, double weight) {
+template <size_t kTerms>
+void NonNegativeFit<kTerms>::Observe(const Terms<kTerms>& terms, double response, double weight) {
   assert(std::isfinite(response) && std::isfinite(weight) && weight > 0);
   const double keep = memory_ > 0 ? 1 - 1 / memory_ : 1;
-  for (int i = 0; i < kTerms; ++i) {
+  for (size_t i = 0; i < kTerms; ++i) {
     assert(std::isfinite(terms[i]) && terms[i] >= 0);
     responses_[i] = responses_[i] * keep + weight * terms[i] * response;
-    for (int j = 0; j < kTerms; ++j) {
+    for (size_t j = 0; j < kTerms; ++j) {
       products_[i][j] = products_[i][j] * keep + weight * terms[i] * terms[j];
     }
     least_[i] = observations_ ? std::min(least_[i], terms[i]) : terms[i];
@@ -155,15 +168,24 @@ void NonNegativeFit::Observe(const Terms& terms, double response, double weight)
   ++observations_;
 }
 
-NonNegativeFit::Scaled NonNegativeFit::Scale(const Terms& prior, double prior_weight) const {
+template <size_t kTerms>
+typename NonNegativeFit<kTerms>::Scaled NonNegativeFit<kTerms>::Scale(const Terms<kTerms>& prior,
+                                                                      double prior_weight) const {
   Scaled scaled;
-  for (int i = 0; i < kTerms; ++i) {
+  for (size_t i = 0; i < kTerms; ++i) {
     scaled.scale[i] = std::max(1e-9, std::sqrt(products_[i][i] / weight_));
   }
-  const double pull = prior_weight * weight_ / count_;
-  for (int i = 0; i < kTerms; ++i) {
+  // Of a mean response, what the prior lets a term take: where terms cannot be told apart, each is
+  // off by its share.
+  const auto share_of = [&](size_t i) {
+    constexpr double kLeast = 1e-6;
+    if (prior[i] <= 0 || squared_ <= 0) return 1.0;
+    return std::clamp(prior[i] * scaled.scale[i] / std::sqrt(squared_ / weight_), kLeast, 1.0);
+  };
+  for (size_t i = 0; i < kTerms; ++i) {
+    const double pull = prior_weight * weight_ / count_ / share_of(i);
     scaled.responses[i] = responses_[i] / scaled.scale[i] + pull * prior[i] * scaled.scale[i];
-    for (int j = 0; j < kTerms; ++j) {
+    for (size_t j = 0; j < kTerms; ++j) {
       scaled.products[i][j] = products_[i][j] / (scaled.scale[i] * scaled.scale[j]);
     }
     scaled.products[i][i] += pull;
@@ -174,18 +196,27 @@ NonNegativeFit::Scaled NonNegativeFit::Scale(const Terms& prior, double prior_we
   return scaled;
 }
 
-Terms NonNegativeFit::Fit(const Terms& prior, double prior_weight) const {
+template <size_t kTerms>
+Terms<kTerms> NonNegativeFit<kTerms>::Fit(const Terms<kTerms>& prior, double prior_weight) const {
   if (observations_ == 0) return prior;
   const Scaled scaled = Scale(prior, prior_weight);
-  Terms x = Minimize(scaled.products, scaled.responses);
-  for (int i = 0; i < kTerms; ++i) x[i] /= scaled.scale[i];
+  Terms<kTerms> x = Minimize(scaled.products, scaled.responses);
+  for (size_t i = 0; i < kTerms; ++i) x[i] /= scaled.scale[i];
   return x;
 }
 
-double NonNegativeFit::Outside(const Terms& terms) const {
+template <size_t kTerms>
+double NonNegativeFit<kTerms>::LevelOf(const Terms<kTerms>& prior) const {
+  if (observations_ == 0) return 1;
+  const double said = Dot(products_[0], prior);
+  return said > 0 ? std::max(responses_[0], 0.0) / said : 1;
+}
+
+template <size_t kTerms>
+double NonNegativeFit<kTerms>::Outside(const Terms<kTerms>& terms) const {
   if (observations_ == 0) return kInfinity;
   double outside = 0;
-  for (int i = 0; i < kTerms; ++i) {
+  for (size_t i = 0; i < kTerms; ++i) {
     if (terms[i] > largest_[i]) outside = std::max(outside, terms[i] / largest_[i] - 1);
     if (terms[i] < least_[i]) outside = std::max(outside, least_[i] / terms[i] - 1);
   }
@@ -194,11 +225,12 @@ double NonNegativeFit::Outside(const Terms& terms) const {
 
 // With a ridge of r on products of size 1, r v^T (A + r)^-1 v is the squared length of what of v
 // lies in directions without any observation, and next to nothing of the others.
-bool NonNegativeFit::Observed(const Terms& terms, unsigned subset) const {
+template <size_t kTerms>
+bool NonNegativeFit<kTerms>::Observed(const Terms<kTerms>& terms, unsigned subset) const {
   constexpr double kRidge = 1e-9, kShareMax = 0.01;
-  Scaled scaled = Scale({0, 0, 0}, 0);
-  Terms at = {0, 0, 0}, solved = {0, 0, 0};
-  for (int i = 0; i < kTerms; ++i) {
+  Scaled scaled = Scale({}, 0);
+  Terms<kTerms> at = {}, solved = {};
+  for (size_t i = 0; i < kTerms; ++i) {
     if (terms[i] > 0 && largest_[i] == 0) return false;
     scaled.products[i][i] += kRidge;
     if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
@@ -207,15 +239,16 @@ bool NonNegativeFit::Observed(const Terms& terms, unsigned subset) const {
   return kRidge * Dot(at, solved) <= kShareMax * Dot(at, at);
 }
 
-Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, double prior_weight,
-                                   double weight) const {
+template <size_t kTerms>
+Prediction NonNegativeFit<kTerms>::Predict(const Terms<kTerms>& terms, const Terms<kTerms>& prior,
+                                           double prior_weight, double weight) const {
   Prediction prediction;
-  const Terms x = Fit(prior, prior_weight);
+  const Terms<kTerms> x = Fit(prior, prior_weight);
   prediction.value = Dot(terms, x);
   prediction.outside = Outside(terms);
   prediction.high = kInfinity;
   unsigned subset = 0;
-  for (int i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
+  for (size_t i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
   const double effective = count_squares_ > 0 ? count_ * count_ / count_squares_ : 0;
   const double degrees = effective - std::popcount(subset);
   if (degrees < 1 || !Observed(terms, subset)) return prediction;
@@ -224,8 +257,8 @@ Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, doubl
   const double squares = std::max(0.0, squared_ + Error(products_, responses_, x));
   const double variance = squares / (count_ * (degrees / effective));
   const Scaled scaled = Scale(prior, prior_weight);
-  Terms at = {0, 0, 0}, solved = {0, 0, 0};
-  for (int i = 0; i < kTerms; ++i) {
+  Terms<kTerms> at = {}, solved = {};
+  for (size_t i = 0; i < kTerms; ++i) {
     if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
   }
   if (!Solve(Restrict(scaled.products, subset), at, &solved)) return prediction;
@@ -235,5 +268,8 @@ Prediction NonNegativeFit::Predict(const Terms& terms, const Terms& prior, doubl
   prediction.high = prediction.value + half;
   return prediction;
 }
+
+template class NonNegativeFit<3>;
+template class NonNegativeFit<4>;
 
 }  // namespace lorad::planner

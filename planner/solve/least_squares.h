@@ -1,6 +1,6 @@
-// Non-negative least squares of three terms, online: y ~ x0 f0 + x1 f1 + x2 f2, x >= 0. The time of
-// a microbatch and the memory beyond the counted bytes are both of this kind, with the terms
-// f = (1, tokens, sum of squared lengths) (LobRA, appendix D; mLoRA 3.4).
+// Non-negative least squares of a few terms, online: y ~ sum_i x_i f_i, x >= 0. The memory beyond
+// the counted bytes is of this kind, with the terms f = (1, tokens, sum of squared lengths), and the
+// time of a microbatch, which has one term more for adapters (LobRA, appendix D; mLoRA 3.4).
 //
 // A prediction comes with an interval, and says how far outside the observed terms it lies.
 #pragma once
@@ -13,7 +13,8 @@
 
 namespace lorad::planner {
 
-using Terms = std::array<double, 3>;
+template <size_t kTerms>
+using Terms = std::array<double, kTerms>;
 
 // In the unit of the responses.
 struct Prediction {
@@ -33,7 +34,9 @@ struct Prediction {
   std::string ToText() const;
 };
 
-// A value type; O(1) memory and O(1) an operation (eight 3 x 3 systems for a fit).
+// A value type; O(1) memory and O(1) an operation: a fit solves 2^n systems of n terms, which are 3
+// or 4.
+template <size_t kTerms>
 class NonNegativeFit {
  public:
   // Each observation scales the weight of those before it by 1 - 1 / memory; 0: nothing fades.
@@ -41,46 +44,50 @@ class NonNegativeFit {
 
   // Finite, terms >= 0, weight > 0 (asserted). The error's variance is assumed to go with
   // 1 / weight: weight 1 / y^2 fits relative errors.
-  void Observe(const Terms& terms, double response, double weight = 1);
+  void Observe(const Terms<kTerms>& terms, double response, double weight = 1);
   int64_t observations() const { return observations_; }
 
-  // The minimum over x >= 0 of the weighted squares, exact: the best of the eight sets of terms
-  // that may be positive. `prior_weight` of a mean observation pulls each coefficient towards
-  // `prior`; it decides the directions that were never observed.
-  Terms Fit(const Terms& prior = {0, 0, 0}, double prior_weight = 1e-9) const;
+  // The minimum over x >= 0 of the weighted squares, exact: the best of the sets of terms that may
+  // be positive. `prior_weight` of a mean observation pulls each coefficient towards `prior`, and so
+  // decides the directions that were never observed: of the less a term takes by the prior, the
+  // stronger, so that what cannot be told apart is split as the prior splits it.
+  Terms<kTerms> Fit(const Terms<kTerms>& prior = {}, double prior_weight = 1e-9) const;
   // For a new observation of `terms` with `weight`, by Fit's coefficients.
-  Prediction Predict(const Terms& terms, const Terms& prior = {0, 0, 0}, double prior_weight = 1e-9,
-                     double weight = 1) const;
+  Prediction Predict(const Terms<kTerms>& terms, const Terms<kTerms>& prior = {},
+                     double prior_weight = 1e-9, double weight = 1) const;
+  // What was observed over what `prior` says of the same, in the mean; 1 where it says nothing.
+  // REQUIRES: the first term is constant.
+  double LevelOf(const Terms<kTerms>& prior) const;
   // See Prediction::outside.
-  double Outside(const Terms& terms) const;
+  double Outside(const Terms<kTerms>& terms) const;
 
   // All that it knows, to be kept, in the sequence of the members below.
-  static constexpr size_t kSums = 23;
+  static constexpr size_t kSums = kTerms * kTerms + 3 * kTerms + 5;
   std::vector<double> sums() const;
   // False, and nothing changed, where that was never anybody's sums().
   bool SetSums(const std::vector<double>& sums);
 
  private:
-  using Matrix = std::array<Terms, 3>;
+  using Matrix = std::array<Terms<kTerms>, kTerms>;
   // The equations with every term scaled to its observed size, the prior in.
   struct Scaled {
     Matrix products;
-    Terms responses;
-    Terms scale;
+    Terms<kTerms> responses;
+    Terms<kTerms> scale;
   };
-  Scaled Scale(const Terms& prior, double prior_weight) const;
+  Scaled Scale(const Terms<kTerms>& prior, double prior_weight) const;
   // Whether the terms of `subset` (bits) are a combination of observed ones.
-  bool Observed(const Terms& terms, unsigned subset) const;
+  bool Observed(const Terms<kTerms>& terms, unsigned subset) const;
 
   double memory_;
-  Matrix products_{};         // sum of w f f^T
-  Terms responses_{};         // sum of w f y
-  double squared_ = 0;        // sum of w y^2
-  double weight_ = 0;         // sum of w
-  double count_ = 0;          // observations, faded
-  double count_squares_ = 0;  // sum of squared fading factors
+  Matrix products_{};          // sum of w f f^T
+  Terms<kTerms> responses_{};  // sum of w f y
+  double squared_ = 0;         // sum of w y^2
+  double weight_ = 0;          // sum of w
+  double count_ = 0;           // observations, faded
+  double count_squares_ = 0;   // sum of squared fading factors
   int64_t observations_ = 0;
-  Terms least_{}, largest_{};  // observed
+  Terms<kTerms> least_{}, largest_{};  // observed
 };
 
 // The 97.5 % quantile of Student's t; degrees >= 1 (asserted). Within 0.1 % of the tables.

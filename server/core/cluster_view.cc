@@ -146,6 +146,7 @@ void Core::State::AddTimes(v1::ClusterStatus* status) {
     entry.set_constant_ms(times.constant_ms);
     entry.set_token_ms(times.token_ms);
     entry.set_squared_ms(times.squared_ms);
+    entry.set_adapter_ms(times.adapter_ms);
     entry.set_load_seconds(view.load_s[key]);
   }
 }

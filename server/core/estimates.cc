@@ -161,23 +161,18 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   if (queued.stages > 1 && !on_several && !cluster_.empty()) {
     estimate.add_warnings(planner::WorkersLackFor(queued.stages));
   }
-  const records::RowsSummary& rows = *rows_.Find(rows_.KeyOf(job, job.training_dataset()));
-  const double passes = static_cast<double>(complete.total_tokens()) /
-                        static_cast<double>(std::max<int64_t>(rows.tokens(), 1));
-  const double of_step = static_cast<double>(complete.total_tokens()) /
-                         static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
+  const auto steps = static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
+  const double of_step = static_cast<double>(complete.total_tokens()) / steps;
   const planner::TimeModel& times =
       cluster_.fits().TimesOf(job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
-  const double left =  // of its steps
-      1 - static_cast<double>(job.step()) /
-              static_cast<double>(std::max<int64_t>(complete.total_steps(), 1));
-  const double trained = left * static_cast<double>(complete.total_tokens());
-  const double squares = left * rows.squared_lengths() * passes;
-  const double microbatches = left * static_cast<double>(complete.total_steps()) *
-                              std::ceil(of_step / static_cast<double>(shape.capacity_tokens));
-  double ms = times.TrainMs(trained, squares, microbatches);
+  const int64_t parameters = planner::AdapterParameters(*queued.model, queued.adapter);
+  const planner::Workload step =
+      planner::StepOf(of_step, complete.total_squared_lengths() / steps, parameters);
+  const double left = steps - static_cast<double>(job.step());
+  const double of_each = std::ceil(of_step / static_cast<double>(shape.capacity_tokens));
+  double ms = left * times.TrainMs(step, of_each);
   if (shape.recomputation == planner::Recomputation::kBlocks) {
-    ms += times.EvaluateMs(trained, squares, microbatches);  // forward twice
+    ms += left * times.EvaluateMs(step, of_each);  // forward twice
   }
   if (on_several) {
     ms *= planner::FillAndDrainFactor(static_cast<int64_t>(of_step), shape.capacity_tokens,
@@ -185,20 +180,20 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   }
   const planner::EvaluationWork evaluations = EvaluationsLeft(state, options_.evaluate_sequences);
   if (evaluations.parts > 0) {
-    const records::RowsSummary& validation =
-        *rows_.Find(rows_.KeyOf(job, job.validation_dataset()));
     const auto tokens = static_cast<double>(evaluations.tokens);
-    const double share = tokens / static_cast<double>(std::max<int64_t>(validation.tokens(), 1));
-    ms += times.EvaluateMs(tokens, share * validation.squared_lengths(),
-                           std::max(static_cast<double>(evaluations.parts),
-                                    tokens / static_cast<double>(shape.capacity_tokens)));
+    ms += times.EvaluateMs(
+        {tokens, evaluations.squared_lengths, static_cast<double>(parameters) * tokens},
+        std::max(static_cast<double>(evaluations.parts),
+                 tokens / static_cast<double>(shape.capacity_tokens)));
   }
   if (on_several) {  // what stages wait aside
     ms *= planner::SlowestShare(*queued.model, on_several->ranges, queued.longest_sequence / 2);
   }
   estimate.set_seconds(SlownessOf(cluster_, alone, estimate) * ms / 1000);
-  const double each = 1 / std::max(microbatches, 1.0);
-  estimate.set_seconds_basis(times.BasisOf(trained * each, squares * each));
+  const double each = 1 / std::max(of_each, 1.0);
+  estimate.set_seconds_basis(
+      times.BasisOf(each * planner::Workload(step.tokens, step.squared_lengths,
+                                             static_cast<double>(parameters) * step.tokens)));
   if (job.name().empty()) {
     record.set_order(std::numeric_limits<int64_t>::max());
     state.since_us = turn_.now_us();

@@ -23,6 +23,12 @@ int64_t StepTokens(const v1::Job& job) {
   return job.total_steps() > 0 ? job.total_tokens() / job.total_steps() : 0;
 }
 
+double StepSquaredLengths(const v1::Job& job) {
+  return job.total_steps() > 0
+             ? job.total_squared_lengths() / static_cast<double>(job.total_steps())
+             : 0;
+}
+
 // 10,000 jobs do not lie in the processor's caches: they are asked for before their turn.
 constexpr size_t kAhead = 8;
 void Prefetch(const void* what, size_t bytes) {
@@ -69,6 +75,7 @@ planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& mo
   queued.resumes = JobQueue::Resumes(job);
   queued.waited_s = SecondsSince(job.since_us);
   queued.step_tokens = StepTokens(content);
+  queued.step_squared_lengths = StepSquaredLengths(content);
   queued.label_group = options_.LabelGroup(content.labels());
   queued.evaluations = EvaluationsLeft(job, options_.evaluate_sequences);
   queued.remaining_steps = RemainingSteps(content, queued.evaluations);
@@ -109,6 +116,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   if (trains) running.running_s = SecondsSince(job.trains_since_us);
   running.longest_sequence = job.record.longest_tokens();
   running.step_tokens = StepTokens(job.job());
+  running.step_squared_lengths = StepSquaredLengths(job.job());
   running.evaluations = EvaluationsLeft(job, options_.evaluate_sequences);
   running.remaining_steps = RemainingSteps(job.job(), running.evaluations);
   running.finishes = job.state() == v1::Job::FINALIZING && running.evaluations.parts > 0;

@@ -410,14 +410,14 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 
 void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
-  const std::vector<std::string> jobs = TakeMicrobatch(stage.orders, done.microbatch());
+  const auto [jobs, adapter_work] = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
   if (&stage == &group.last() && group.stages.size() > 1 && !std::exchange(group.proven, true)) {
     for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
   }
   // Of answers: the head sees but their last tokens, and no job is trained.
   if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
-  ObserveTimes(group, done);
+  ObserveTimes(group, done, adapter_work);
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
@@ -439,7 +439,8 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
 
 // The fit is of a model that is whole on one worker; where stages are on unlike ones, or on ones of
 // unlike speed, nothing is learned. How fast a worker is shows where it has all of a model.
-void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done) {
+void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done,
+                               double adapter_work) {
   const auto times = group.passes.Add(done, group.stages.size());
   if (!times) return;
   WorkerState& first = WorkerOf(group.first());
@@ -453,10 +454,11 @@ void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDo
   const bool recomputes = group.shape.recomputation == planner::Recomputation::kBlocks;
   const double backward_ms =
       std::max(times->backward_ms - (recomputes ? times->forward_ms : 0), 0.0);
-  const TimedMicrobatch microbatch{.tokens = done.tokens(),
-                                   .squared_lengths = done.squared_lengths(),
-                                   .forward_ms = times->forward_ms,
-                                   .backward_ms = backward_ms};
+  const TimedMicrobatch microbatch{
+      .work = {static_cast<double>(done.tokens()), static_cast<double>(done.squared_lengths()),
+               adapter_work},
+      .forward_ms = times->forward_ms,
+      .backward_ms = backward_ms};
   const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
   const int64_t capacity = group.shape.capacity_tokens;
   if (whole) {

@@ -399,7 +399,7 @@ class Core::State {
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
   void OnMicrobatchDone(GroupState& group, StageState& stage,
                         const worker::v1::MicrobatchDone& done);
-  void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done);
+  void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done, double adapter_work);
   void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
   void OnSaveDelayed(const StageState& stage, const worker::v1::SaveDelayed& delayed);

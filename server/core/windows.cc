@@ -242,11 +242,16 @@ void Core::State::OnPlanned(const Planned& planned) {
 void Core::State::SendWindow(GroupState& group, const StageWindows& windows) {
   assert(windows.stages.size() == group.stages.size());
   if (group.windows_at_hand() == 0) group.heard_us = turn_.now_us();
+  const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
+  ParametersOfJobs parameters;
+  for (const auto& [name, member] : group.members) {
+    parameters[name] = planner::AdapterParameters(shape, member.adapter);
+  }
   for (size_t i = 0; i < group.stages.size(); ++i) {
     const worker::v1::Window& window = windows.stages[i];
     assert(window.epoch() == group.epoch && window.number() == group.next_window);
     StageState& stage = group.stages[i];
-    AddWindow(window, windows, &stage == &group.last() ? &group.open_batches : nullptr,
+    AddWindow(window, windows, parameters, &stage == &group.last() ? &group.open_batches : nullptr,
               stage.orders);
     worker::v1::CoordinatorMessage message;
     *message.mutable_window() = window;

@@ -140,12 +140,17 @@ bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const S
         job->total_steps() == 0 || job->finish_step() > 0 || !job->validation_dataset().empty()) {
       return false;
     }
-    crew.Add({.step_tokens = job->total_tokens() / job->total_steps(),
+    const auto steps = static_cast<double>(job->total_steps());
+    const int64_t parameters = planner::AdapterParameters(ModelNamed(job->base_model()).shape,
+                                                          server::ShapeOfAdapter(job->adapter()));
+    crew.Add({.step = planner::StepOf(static_cast<double>(job->total_tokens()) / steps,
+                                      job->total_squared_lengths() / steps, parameters),
               .remaining_steps = job->total_steps() - job->step()});
   }
   const planner::TimeCoefficients pace{.constant_ms = times->constant_ms(),
                                        .token_ms = times->token_ms(),
-                                       .squared_ms = times->squared_ms()};
+                                       .squared_ms = times->squared_ms(),
+                                       .adapter_ms = times->adapter_ms()};
   const double together_s = crew.SumOfEnds(pace, group.capacity_tokens());
   for (size_t i = 0; i < crew.size(); ++i) {
     planner::Crew alone;

@@ -189,6 +189,7 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
     const records::RowsSummary& validation = *Find(KeyOf(job, job.validation_dataset()));
     record.set_validation_rows(validation.rows());
     record.set_validation_tokens(validation.tokens());
+    record.set_validation_squared_lengths(validation.squared_lengths());
   }
   record.set_training_rows(rows.rows());
   record.set_training_row_tokens(rows.tokens());
@@ -199,6 +200,8 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   job.set_sequences(sequences);
   job.set_total_steps(TotalSteps(record));
   job.set_total_tokens(TotalTokens(record));
+  job.set_total_squared_lengths(rows.squared_lengths() * static_cast<double>(job.total_tokens()) /
+                                static_cast<double>(std::max<int64_t>(rows.tokens(), 1)));
   SettleWarmup(job);
   WarnOfSteps(rows.rows(), job);
   return absl::OkStatus();

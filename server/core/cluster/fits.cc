@@ -74,8 +74,7 @@ void Fits::Observe(const std::string& base_model, const planner::ModelShape& sha
                    const TimedMicrobatch& microbatch) {
   const Key key(base_model, DeviceKeyOf(&worker), capacity_tokens);
   TimesAt(key, shape, &worker)
-      .Observe(microbatch.tokens, microbatch.squared_lengths, microbatch.forward_ms,
-               microbatch.backward_ms);
+      .Observe(microbatch.work, microbatch.forward_ms, microbatch.backward_ms);
   changed_times_.insert(key);
 }
 

@@ -12,12 +12,13 @@ using records::GroupRecord;
 
 // ---- to a record ----
 
-void Put(const std::map<int64_t, std::vector<std::string>>& microbatches,
+void Put(const BegunMicrobatches& microbatches,
          google::protobuf::RepeatedPtrField<GroupRecord::Begun>* begun) {
-  for (const auto& [number, jobs] : microbatches) {
+  for (const auto& [number, microbatch] : microbatches) {
     GroupRecord::Begun& entry = *begun->Add();
     entry.set_microbatch(number);
-    for (const std::string& job : jobs) entry.add_jobs(job);
+    for (const std::string& job : microbatch.jobs) entry.add_jobs(job);
+    entry.set_adapter_work(microbatch.adapter_work);
   }
 }
 
@@ -44,8 +45,9 @@ void Put(const SentWindow& window, GroupRecord::Window* to) {
   for (const int64_t left : window.left) to->add_left(left);
   for (const auto& [job, orders] : window.jobs) Put(job, orders, to->add_jobs());
   for (const std::string& job : window.frees) to->add_frees(job);
-  to->set_tokens(window.work.tokens);
-  to->set_squared_lengths(window.work.squared_lengths);
+  to->set_tokens(window.work.sum.tokens);
+  to->set_squared_lengths(window.work.sum.squared_lengths);
+  to->set_adapter_work(window.work.sum.adapter_work);
   to->set_microbatches(window.work.microbatches);
 }
 
@@ -94,11 +96,11 @@ void Put(const planner::Place& place, GroupRecord::Place* to) {
 
 // ---- from a record ----
 
-std::map<int64_t, std::vector<std::string>> Begun(
-    const google::protobuf::RepeatedPtrField<GroupRecord::Begun>& begun) {
-  std::map<int64_t, std::vector<std::string>> microbatches;
+BegunMicrobatches Begun(const google::protobuf::RepeatedPtrField<GroupRecord::Begun>& begun) {
+  BegunMicrobatches microbatches;
   for (const GroupRecord::Begun& entry : begun) {
-    microbatches[entry.microbatch()] = {entry.jobs().begin(), entry.jobs().end()};
+    microbatches[entry.microbatch()] = {{entry.jobs().begin(), entry.jobs().end()},
+                                        entry.adapter_work()};
   }
   return microbatches;
 }
@@ -128,8 +130,7 @@ SentWindow From(const GroupRecord::Window& record) {
     window.jobs[orders.job()] = From(orders);
   }
   window.frees = {record.frees().begin(), record.frees().end()};
-  window.work = {.tokens = record.tokens(),
-                 .squared_lengths = record.squared_lengths(),
+  window.work = {.sum = {record.tokens(), record.squared_lengths(), record.adapter_work()},
                  .microbatches = record.microbatches()};
   return window;
 }

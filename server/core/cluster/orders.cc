@@ -15,14 +15,17 @@ int64_t TokensOf(const Segment& segment) {
   return segment.tokens() > 0 ? segment.tokens() : segment.input_ids_size();
 }
 
-void AddMicrobatch(const worker::v1::Microbatch& microbatch, bool losses, SentWindow* sent) {
-  std::vector<std::string>& jobs = sent->begins[microbatch.number()];
+void AddMicrobatch(const worker::v1::Microbatch& microbatch, const ParametersOfJobs& parameters,
+                   bool losses, SentWindow* sent) {
+  auto& [jobs, adapter_work] = sent->begins[microbatch.number()];
   sent->work.microbatches++;
   for (const Segment& segment : microbatch.segments()) {
     jobs.push_back(segment.job());
     const auto tokens = static_cast<double>(TokensOf(segment));
-    sent->work.tokens += tokens;
-    sent->work.squared_lengths += tokens * tokens;
+    const auto of_job = parameters.find(segment.job());
+    const int64_t adapter = of_job == parameters.end() ? 0 : of_job->second;
+    adapter_work += static_cast<double>(adapter) * tokens;
+    sent->work.sum += {tokens, tokens * tokens, static_cast<double>(adapter) * tokens};
     if (!losses || segment.mode() != Segment::EVALUATE) continue;
     JobOrders& orders = sent->jobs[segment.job()];
     orders.evaluate_step = segment.step();
@@ -98,15 +101,15 @@ std::map<TokenKey, int64_t> GeneratesOf(const worker::v1::Window& window) {
   return generates;
 }
 
-void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
-               StageOrders& orders) {
+void AddWindow(const worker::v1::Window& window, const StageWindows& of,
+               const ParametersOfJobs& parameters, OpenBatches* losses, StageOrders& orders) {
   SentWindow& sent = orders.windows.emplace_back();
   sent.number = window.number();
   sent.message = window;
   sent.next_microbatch = of.next_microbatch;
   for (const Place& place : of.left) sent.left.insert(place.number);
   for (const worker::v1::Microbatch& microbatch : window.microbatches()) {
-    AddMicrobatch(microbatch, losses != nullptr, &sent);
+    AddMicrobatch(microbatch, parameters, losses != nullptr, &sent);
   }
   orders.microbatches.insert(sent.begins.begin(), sent.begins.end());
   if (losses != nullptr) {
@@ -139,7 +142,7 @@ const JobOrders* FindEvaluation(const StageOrders& orders, const std::string& jo
 
 const std::vector<std::string>* FindMicrobatch(const StageOrders& orders, int64_t microbatch) {
   const auto found = orders.microbatches.find(microbatch);
-  return found == orders.microbatches.end() ? nullptr : &found->second;
+  return found == orders.microbatches.end() ? nullptr : &found->second.jobs;
 }
 
 bool AnyNew(const StageOrders& orders, const std::string& job, int64_t done_step,
@@ -191,7 +194,7 @@ void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int
   })->sequences.erase(sequence);
 }
 
-std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch) {
+BegunMicrobatch TakeMicrobatch(StageOrders& orders, int64_t microbatch) {
   return std::move(orders.microbatches.extract(microbatch).mapped());
 }
 
@@ -225,8 +228,8 @@ std::set<std::string> GiveUpFrom(StageOrders& orders, int64_t first_dropped) {
     for (const std::string& job : LoadsOf(window)) {
       if (!begins || !room) cut_jobs.insert(job);
     }
-    for (const auto& [number, jobs] : window.begins) {
-      if (number >= first_dropped) cut_jobs.insert(jobs.begin(), jobs.end());
+    for (const auto& [number, begun] : window.begins) {
+      if (number >= first_dropped) cut_jobs.insert(begun.jobs.begin(), begun.jobs.end());
     }
     for (auto& [job, of_job] : window.jobs) {
       if (cut_jobs.contains(job)) of_job.given_up = true;

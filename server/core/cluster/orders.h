@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/cost/time.h"
 #include "server/core/events/plan.h"
 
 namespace lorad::server {
@@ -37,22 +38,29 @@ struct JobOrders {
   bool answered() const { return given_up || (!load_step && steps.empty() && sequences.empty()); }
 };
 
-// Arithmetic of a window, for the time model.
+// What a window computes, for the time model.
 struct WindowWork {
-  double tokens = 0;
-  double squared_lengths = 0;
+  planner::Workload sum;
   double microbatches = 0;
 };
+
+struct BegunMicrobatch {
+  std::vector<std::string> jobs;  // sorted, each once
+  double adapter_work = 0;        // planner::Workload's
+};
+using BegunMicrobatches = std::map<int64_t, BegunMicrobatch>;  // by number
+// Parameters of the jobs' adapters; of those that are not in it they do not count.
+using ParametersOfJobs = std::map<std::string, int64_t>;
 
 // Whose token, and which of its answer.
 using TokenKey = std::pair<std::string, int64_t>;
 
 struct SentWindow {
   int64_t number = 0;
-  worker::v1::Window message;                          // as it went to the worker
-  int64_t next_microbatch = 0;                         // behind those that begin in it
-  std::map<int64_t, std::vector<std::string>> begins;  // the jobs of these
-  std::set<int64_t> left;                              // what is in flight behind it
+  worker::v1::Window message;   // as it went to the worker
+  int64_t next_microbatch = 0;  // behind those that begin in it
+  BegunMicrobatches begins;     // these
+  std::set<int64_t> left;       // what is in flight behind it
   std::map<std::string, JobOrders> jobs;
   std::vector<std::string> frees;
   // Tokens that are asked for, of the stage that has the losses, each with its microbatch.
@@ -63,9 +71,8 @@ struct SentWindow {
 
 struct StageOrders {
   std::deque<SentWindow> windows;  // not done, oldest first
-  // The jobs of each microbatch that is at hand and not reported done; one may end in a window
-  // behind its own.
-  std::map<int64_t, std::vector<std::string>> microbatches;
+  // At hand and not reported done; one may end in a window behind its own.
+  BegunMicrobatches microbatches;
   std::set<std::string> freeing;  // slots whose end is not reported; it may come behind its window
 };
 
@@ -74,8 +81,8 @@ using OpenBatches = std::map<std::pair<std::string, int64_t>, worker::v1::Batch>
 
 // The window goes to the stage. `losses`: that is the one that reports what has to do with
 // losses, the last one; null for the others.
-void AddWindow(const worker::v1::Window& window, const StageWindows& of, OpenBatches* losses,
-               StageOrders& orders);
+void AddWindow(const worker::v1::Window& window, const StageWindows& of,
+               const ParametersOfJobs& parameters, OpenBatches* losses, StageOrders& orders);
 
 // The tokens that a window asks for.
 std::map<TokenKey, int64_t> GeneratesOf(const worker::v1::Window& window);
@@ -103,7 +110,7 @@ void TakeLoad(StageOrders& orders, const std::string& job);
 void TakeStep(StageOrders& orders, const std::string& job);
 void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int64_t sequence);
 void TakeToken(StageOrders& orders, const TokenKey& token);
-std::vector<std::string> TakeMicrobatch(StageOrders& orders, int64_t microbatch);
+BegunMicrobatch TakeMicrobatch(StageOrders& orders, int64_t microbatch);
 void TakeUndone(StageOrders& orders, const std::string& job);
 // The oldest window is done. REQUIRES: there is one.
 void TakeWindow(StageOrders& orders);

@@ -26,7 +26,7 @@ Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
                      const planner::TimeModel& measured, double slowness,
                      const planner::TimeModel& assumed) {
   const auto ms = [&](const planner::TimeModel& times) {
-    return times.TrainMs(work.tokens, work.squared_lengths, work.microbatches);
+    return times.TrainMs(work.sum, work.microbatches);
   };
   return Of(options, std::max(slowness * ms(measured), ms(assumed)) / 1000);
 }

@@ -9,8 +9,7 @@ namespace lorad::server {
 
 void Speed::Sums::Add(const TimedMicrobatch& one) {
   ++microbatches;
-  tokens += static_cast<double>(one.tokens);
-  squared_lengths += static_cast<double>(one.squared_lengths);
+  work += one.work;
 }
 
 bool Speed::Span::IsLong() const {

@@ -12,8 +12,7 @@
 namespace lorad::server {
 
 struct TimedMicrobatch {
-  int64_t tokens = 0;
-  int64_t squared_lengths = 0;
+  planner::Workload work;
   double forward_ms = 0;
   double backward_ms = 0;  // 0: it evaluates
 };
@@ -40,12 +39,11 @@ class Speed {
 
  private:
   struct Sums {
-    double microbatches = 0, tokens = 0, squared_lengths = 0;
+    double microbatches = 0;
+    planner::Workload work;
 
     void Add(const TimedMicrobatch& one);
-    double Ms(const planner::TimeCoefficients& times) const {
-      return times(tokens, squared_lengths, microbatches);
-    }
+    double Ms(const planner::TimeCoefficients& times) const { return times.Ms(work, microbatches); }
   };
   struct Span {
     Sums trained, evaluated;

@@ -28,8 +28,11 @@ planner::EvaluationWork EvaluationsLeft(const JobState& job, int64_t part_sequen
   const auto parts_of = [&](int64_t sequences) {
     return (sequences + part_sequences - 1) / part_sequences;
   };
+  const int64_t left = evaluations * of_each - done;
   return {.parts = (evaluations - 1) * parts_of(of_each) + parts_of(of_each - done),
-          .tokens = std::llround(ValidationTokens(job, evaluations * of_each - done))};
+          .tokens = std::llround(ValidationTokens(job, left)),
+          .squared_lengths = static_cast<double>(left) * job.record.validation_squared_lengths() /
+                             static_cast<double>(of_each)};
 }
 
 double ValidationTokens(const JobState& job, int64_t sequences) {

@@ -50,7 +50,7 @@ std::vector<std::vector<double>> ReadTable(const std::string& name) {
 std::map<int, TimeCoefficients> FitProfile(double* mean_error) {
   struct Row {
     int tensor_parallel;
-    Terms terms;
+    Terms<3> terms;
     double ms;
   };
   std::vector<Row> rows;
@@ -59,18 +59,18 @@ std::map<int, TimeCoefficients> FitProfile(double* mean_error) {
     rows.push_back(
         {static_cast<int>(row[0]), {1, count * length, count * length * length}, row[3]});
   }
-  std::map<int, NonNegativeFit> fits;
+  std::map<int, NonNegativeFit<3>> fits;
   for (const Row& row : rows) {
     fits[row.tensor_parallel].Observe(row.terms, row.ms, 1 / (row.ms * row.ms));
   }
   std::map<int, TimeCoefficients> layers;
   for (const auto& [degree, fit] : fits) {
-    const Terms x = fit.Fit();
+    const Terms<3> x = fit.Fit();
     layers[degree] = {x[0], x[1], x[2]};
   }
   double errors = 0;
   for (const Row& row : rows) {
-    const double predicted = layers[row.tensor_parallel](row.terms[1], row.terms[2]);
+    const double predicted = layers[row.tensor_parallel].Ms({row.terms[1], row.terms[2]});
     errors += std::abs(predicted / row.ms - 1);
   }
   if (mean_error != nullptr) *mean_error = errors / static_cast<double>(rows.size());

@@ -17,6 +17,11 @@ TEST_CASE("A round, and the ends of a group's jobs") {
   CHECK(RoundMs(times, 400, 1000) == Approx(500));
   CHECK(RoundMs(times, 1000, 1000) == Approx(1100));
   CHECK(RoundMs(times, 2500, 1000) == Approx(250 + 2500));
+  // 0.001 ms a square, and 0.001 a token and a thousand parameters.
+  const TimeCoefficients all{100, 1, 1e-3, 1e-6};
+  CHECK(RoundMs(all, {400, 20'000}, 1000) == Approx(500 + 20));
+  CHECK(RoundMs(all, StepOf(400, 20'000, 10'000), 1000) ==
+        Approx(500 + 20 + 0.01 * (400 + kTokensOfStep)));
   struct Case {
     std::vector<JobWork> jobs;
     std::vector<double> ends;
@@ -43,10 +48,10 @@ std::vector<double> Rounds(const TimeCoefficients& times, int64_t capacity,
                            std::vector<JobWork> jobs) {
   std::vector<double> ends(jobs.size());
   for (double now_ms = 0;;) {
-    int64_t tokens = 0;
-    for (const JobWork& job : jobs) tokens += job.remaining_steps > 0 ? job.step_tokens : 0;
-    if (tokens == 0) return ends;
-    now_ms += RoundMs(times, tokens, capacity);
+    Workload round;
+    for (const JobWork& job : jobs) round += job.remaining_steps > 0 ? job.step : Workload();
+    if (round.tokens == 0) return ends;
+    now_ms += RoundMs(times, round, capacity);
     for (size_t i = 0; i < jobs.size(); ++i) {
       if (jobs[i].remaining_steps > 0 && --jobs[i].remaining_steps == 0) ends[i] = now_ms / 1000;
     }
@@ -59,10 +64,17 @@ TEST_CASE("Ends and their sums are those of training round by round") {
     std::mt19937 random(seed);
     const auto draw = [&](uint32_t most) { return static_cast<int64_t>(1 + random() % most); };
     for (int trial = 0; trial < 200; ++trial) {
-      const TimeCoefficients times{static_cast<double>(draw(100)), static_cast<double>(draw(3)), 0};
+      const TimeCoefficients times{static_cast<double>(draw(100)), static_cast<double>(draw(3)),
+                                   1e-3 * static_cast<double>(draw(3)),
+                                   1e-6 * static_cast<double>(draw(3))};
+      const auto draw_job = [&] {
+        const auto tokens = static_cast<double>(draw(900));
+        const auto squares = tokens * static_cast<double>(draw(300));
+        return JobWork{StepOf(tokens, squares, 1000 * draw(64)), draw(40)};
+      };
       std::vector<JobWork> jobs;
       for (size_t i = 0, count = random() % 8; i < count; ++i) {
-        jobs.push_back({draw(900), draw(40)});
+        jobs.push_back(draw_job());
       }
       const std::vector<double> expected = Rounds(times, 1000, jobs);
       const std::vector<double> ends = EndsOf(times, 1000, jobs);
@@ -74,7 +86,7 @@ TEST_CASE("Ends and their sums are those of training round by round") {
       Crew crew;
       for (const JobWork& job : jobs) crew.Add(job);
       CHECK(crew.SumOfEnds(times, 1000) == Approx(sum(jobs)));
-      const JobWork comes{draw(900), draw(40)};
+      const JobWork comes = draw_job();
       std::vector<JobWork> more = jobs;
       more.push_back(comes);
       CHECK(crew.SumOfEnds(times, 1000, &comes) == Approx(sum(more)));

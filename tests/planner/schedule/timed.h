@@ -52,7 +52,7 @@ inline GroupView Running(const std::string& name, const std::string& device,
   group.worker = name + "-worker";
   group.device_name = device;
   for (size_t i = 0; i < jobs.size(); ++i) {
-    group.running[i].step_tokens = jobs[i].step_tokens;
+    group.running[i].step_tokens = static_cast<int64_t>(jobs[i].step.tokens);
     group.running[i].remaining_steps = jobs[i].remaining_steps;
   }
   return group;

@@ -9,7 +9,8 @@
 namespace lorad::planner {
 namespace {
 
-double Squares(const std::vector<Terms>& terms, const std::vector<double>& y, const Terms& x) {
+double Squares(const std::vector<Terms<3>>& terms, const std::vector<double>& y,
+               const Terms<3>& x) {
   double sum = 0;
   for (size_t i = 0; i < y.size(); ++i) {
     const double error = terms[i][0] * x[0] + terms[i][1] * x[1] + terms[i][2] * x[2] - y[i];
@@ -19,8 +20,8 @@ double Squares(const std::vector<Terms>& terms, const std::vector<double>& y, co
 }
 
 // Projected coordinate descent: another way to the only minimum there is.
-Terms Descend(const std::vector<Terms>& terms, const std::vector<double>& y) {
-  Terms x = {0, 0, 0};
+Terms<3> Descend(const std::vector<Terms<3>>& terms, const std::vector<double>& y) {
+  Terms<3> x = {0, 0, 0};
   for (int round = 0; round < 3000; ++round) {
     for (int j = 0; j < 3; ++j) {
       double up = 0, down = 0;
@@ -42,15 +43,15 @@ TEST_CASE("The fit is the minimum over non-negative coefficients: 1,000 instance
     INFO("seed " << seed);
     std::uniform_real_distribution<> unit(0, 1);
     for (int instance = 0; instance < 500; ++instance) {
-      std::vector<Terms> terms;
+      std::vector<Terms<3>> terms;
       std::vector<double> y;
-      NonNegativeFit fit;
+      NonNegativeFit<3> fit;
       for (int i = 0; i < 6; ++i) {
         terms.push_back({unit(random), unit(random), unit(random)});
         y.push_back(2 * unit(random) - 0.7);
         fit.Observe(terms.back(), y.back());
       }
-      const Terms x = fit.Fit();
+      const Terms<3> x = fit.Fit();
       for (double value : x) CHECK(value >= 0);
       CHECK(Squares(terms, y, x) <= Squares(terms, y, Descend(terms, y)) + 1e-6);
     }
@@ -63,15 +64,15 @@ TEST_CASE("95 % of new observations lie in the interval") {
     INFO("seed " << seed);
     int inside = 0;
     for (int run = 0; run < 1000; ++run) {
-      NonNegativeFit fit;
-      const auto draw = [&](Terms* terms) {
+      NonNegativeFit<3> fit;
+      const auto draw = [&](Terms<3>* terms) {
         const auto length = static_cast<double>(50 + random() % 1000);
         const auto count = static_cast<double>(1 + random() % 8);
         *terms = {1, count * length, count * length * length};
         return 5 + 0.02 * (*terms)[1] + 1e-6 * (*terms)[2] +
                std::normal_distribution<>(0, 1)(random);
       };
-      Terms terms;
+      Terms<3> terms;
       for (int i = 0; i < 12; ++i) {
         const double y = draw(&terms);
         fit.Observe(terms, y);
@@ -88,17 +89,17 @@ TEST_CASE("95 % of new observations lie in the interval") {
 TEST_CASE("Where nothing is known an interval says nothing") {
   struct Case {
     std::string what;
-    std::vector<Terms> observed;
-    Terms terms;
+    std::vector<Terms<3>> observed;
+    Terms<3> terms;
     bool bounded;
   };
-  const std::vector<Terms> line = {{1, 10, 100}, {1, 20, 200}, {1, 30, 300}, {1, 50, 500},
-                                   {1, 20, 200}, {1, 60, 600}, {1, 70, 700}, {1, 80, 800}};
-  const std::vector<Terms> plane = {{1, 10, 100}, {1, 20, 100}, {1, 30, 700}, {1, 50, 500},
-                                    {1, 20, 400}, {1, 60, 200}, {1, 70, 900}, {1, 80, 100}};
+  const std::vector<Terms<3>> line = {{1, 10, 100}, {1, 20, 200}, {1, 30, 300}, {1, 50, 500},
+                                      {1, 20, 200}, {1, 60, 600}, {1, 70, 700}, {1, 80, 800}};
+  const std::vector<Terms<3>> plane = {{1, 10, 100}, {1, 20, 100}, {1, 30, 700}, {1, 50, 500},
+                                       {1, 20, 400}, {1, 60, 200}, {1, 70, 900}, {1, 80, 100}};
   const Case cases[] = {
-      {"all alike, and so the next", std::vector<Terms>(8, {1, 10, 100}), {1, 10, 100}, true},
-      {"all alike, the next larger", std::vector<Terms>(8, {1, 10, 100}), {1, 20, 200}, false},
+      {"all alike, and so the next", std::vector<Terms<3>>(8, {1, 10, 100}), {1, 10, 100}, true},
+      {"all alike, the next larger", std::vector<Terms<3>>(8, {1, 10, 100}), {1, 20, 200}, false},
       {"in proportion", line, {1, 40, 400}, true},
       {"in proportion, far away", line, {1, 400, 4000}, true},
       {"out of proportion", line, {1, 40, 100}, false},
@@ -108,9 +109,9 @@ TEST_CASE("Where nothing is known an interval says nothing") {
   for (const Case& c : cases) {
     INFO(c.what);
     for (const double noise : {0.0, 0.5}) {
-      NonNegativeFit fit;
+      NonNegativeFit<3> fit;
       for (size_t i = 0; i < c.observed.size(); ++i) {
-        const Terms& terms = c.observed[i];
+        const Terms<3>& terms = c.observed[i];
         fit.Observe(terms, 3 + 2 * terms[1] + 0.5 * terms[2] + (i % 2 == 0 ? noise : -noise));
       }
       const Prediction prediction = fit.Predict(c.terms);
@@ -124,7 +125,7 @@ TEST_CASE("Where nothing is known an interval says nothing") {
 }
 
 TEST_CASE("Without a positive coefficient the interval is of the observations themselves") {
-  NonNegativeFit fit;
+  NonNegativeFit<3> fit;
   for (int i = 0; i < 9; ++i) fit.Observe({1, 10.0 + i, 100}, -1);
   const Prediction prediction = fit.Predict({1, 12, 100});
   CHECK(prediction.value == 0);

@@ -31,7 +31,7 @@ TEST_CASE("patience is a multiple of what is expected, and never less than its f
   CHECK(model.limit_us == 2800 * kSecond);
   const planner::TimeModel fast({{0, 0.001, 0}, {0, 0.001, 0}});
   const planner::TimeModel slow({{0, 10, 0}, {0, 10, 0}});
-  const WindowWork work{.tokens = 8192, .squared_lengths = 1e6, .microbatches = 1};
+  const WindowWork work{.sum = {8192, 1e6}, .microbatches = 1};
   CHECK(PatienceFor(options, work, fast, 1, fast).limit_us == 600 * kSecond);
   // 8192 tokens, 10 ms each, forward and backward: 163.84 s, whoever says so.
   CHECK(PatienceFor(options, work, slow, 1, fast).limit_us == 1'638'400'000);

@@ -34,7 +34,7 @@ void Learn(Fits& fits, const WorkerState& worker, int64_t capacity, double facto
   for (int64_t tokens = 100; tokens <= capacity; tokens += 100) {
     const double ms = factor * (1 + 0.01 * static_cast<double>(tokens));
     fits.Observe("m", {}, worker, capacity,
-                 {.tokens = tokens, .squared_lengths = 0, .forward_ms = ms, .backward_ms = 2 * ms});
+                 {.work = static_cast<double>(tokens), .forward_ms = ms, .backward_ms = 2 * ms});
   }
 }
 
@@ -44,8 +44,8 @@ TEST_CASE("times are known by device, numerics id and length, and the nearest le
   const WorkerState fast = Device("fast"), slow = Device("slow"), other = Device("fast", "o");
   Learn(fits, fast, 1000);
   Learn(fits, fast, 8000, 0.5);
-  CHECK(fits.TimesOf("m", {}, &fast, 1000).TrainMs(1000, 0, 1) == Approx(33).epsilon(0.01));
-  CHECK(fits.TimesOf("m", {}, &fast, 8000).TrainMs(1000, 0, 1) == Approx(16.5).epsilon(0.01));
+  CHECK(fits.TimesOf("m", {}, &fast, 1000).TrainMs(1000, 1) == Approx(33).epsilon(0.01));
+  CHECK(fits.TimesOf("m", {}, &fast, 8000).TrainMs(1000, 1) == Approx(16.5).epsilon(0.01));
   CHECK(&fits.TimesOf("m", {}, &fast, 2000) == &fits.TimesOf("m", {}, &fast, 1000));
   CHECK(&fits.TimesOf("m", {}, &fast, 7000) == &fits.TimesOf("m", {}, &fast, 8000));
   CHECK_FALSE(fits.TimesOf("m", {}, &slow, 1000).is_measured());

@@ -54,8 +54,8 @@ struct TwoWindows {
   }
 
   void Add(const worker::v1::Window& window, const StageWindows& sent) {
-    AddWindow(window, sent, nullptr, first);
-    AddWindow(window, sent, &open, last);
+    AddWindow(window, sent, {}, nullptr, first);
+    AddWindow(window, sent, {}, &open, last);
   }
 };
 
@@ -75,7 +75,7 @@ TEST_CASE("a microbatch that is in flight may end behind its window, and no late
   TwoWindows sent;
   TakeWindow(sent.first);
   CHECK(FindMicrobatch(sent.first, 7) != nullptr);
-  CHECK(TakeMicrobatch(sent.first, 7) == std::vector<std::string>{"a"});
+  CHECK(TakeMicrobatch(sent.first, 7).jobs == std::vector<std::string>{"a"});
   CHECK(FindMicrobatch(sent.first, 7) == nullptr);
   TakeWindow(sent.last);
   TakeWindow(sent.last);
@@ -111,7 +111,7 @@ TEST_CASE("a slot whose FreeSlot a cut drops is not awaited any more") {
   worker::v1::Window one;
   one.set_number(1);
   AddMicrobatch(one, 3, "a");
-  AddWindow(one, {{}, {}, 4}, &open, orders);
+  AddWindow(one, {{}, {}, 4}, {}, &open, orders);
   worker::v1::Window two;
   two.set_number(2);
   for (const std::string job : {"a", "b"}) {
@@ -119,7 +119,7 @@ TEST_CASE("a slot whose FreeSlot a cut drops is not awaited any more") {
     free.set_kind(Operation::FREE_SLOT);
     free.set_job(job);
   }
-  AddWindow(two, {{}, {}, 4}, &open, orders);
+  AddWindow(two, {{}, {}, 4}, {}, &open, orders);
   CHECK(orders.freeing == std::set<std::string>{"a", "b"});
   GiveUpFrom(orders, 3);
   CHECK(orders.freeing == std::set<std::string>{"b"});
@@ -140,8 +140,8 @@ TEST_CASE("a slot that is loaded for a window which a cut drops is freed again, 
   StageOrders ahead, behind;
   OpenBatches open;
   for (StageOrders* orders : {&ahead, &behind}) {
-    AddWindow(LoadAndBegin(1, "a", 3), {{}, {}, 4}, &open, *orders);
-    AddWindow(LoadAndBegin(2, "b", 5), {{}, {}, 6}, &open, *orders);
+    AddWindow(LoadAndBegin(1, "a", 3), {{}, {}, 4}, {}, &open, *orders);
+    AddWindow(LoadAndBegin(2, "b", 5), {{}, {}, 6}, {}, &open, *orders);
     TakeLoad(*orders, "a");
   }
   TakeLoad(ahead, "b");

@@ -60,8 +60,8 @@ TEST_CASE("a token is told once, where it was asked for, by the stage that has t
   group.vocabulary_size = 16;
   OpenBatches batches;
   const worker::v1::Window window = AsksFor(7);
-  AddWindow(window, StageWindows{{window, window}, {}, 6}, nullptr, group.first().orders);
-  AddWindow(window, StageWindows{{window, window}, {}, 6}, &batches, group.last().orders);
+  AddWindow(window, StageWindows{{window, window}, {}, 6}, {}, nullptr, group.first().orders);
+  AddWindow(window, StageWindows{{window, window}, {}, 6}, {}, &batches, group.last().orders);
   const auto fits = [&](const worker::v1::Report& report, const StageState& stage) {
     return WhatIsWrong(report, group, stage).empty();
   };

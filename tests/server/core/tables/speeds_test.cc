@@ -44,8 +44,7 @@ struct House {
   }
   void Take(WorkerState& worker, int64_t tokens, double ms, const std::string& base = "m") {
     cluster.Observe(base, {}, worker, 2000,
-                    {.tokens = tokens,
-                     .squared_lengths = tokens * 100,
+                    {.work = {static_cast<double>(tokens), static_cast<double>(tokens) * 100},
                      .forward_ms = ms / 3,
                      .backward_ms = 2 * ms / 3});
   }
@@ -61,7 +60,7 @@ struct House {
 
   double KindMs(const std::string& base = "m") {
     const WorkerState& worker = cluster.all().begin()->second;
-    return cluster.fits().TimesOf(base, {}, &worker, 2000).TrainMs(kTokens, kTokens * 100, 1);
+    return cluster.fits().TimesOf(base, {}, &worker, 2000).TrainMs({kTokens, kTokens * 100}, 1);
   }
 };
 

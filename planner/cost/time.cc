@@ -10,8 +10,6 @@
 namespace lorad::planner {
 namespace {
 
-constexpr double kPriorWeight = 0.01;  // observations
-
 Terms<4> TermsOf(const Workload& work) {
   return {1, work.tokens, work.squared_lengths, work.adapter_work};
 }
@@ -79,13 +77,26 @@ Terms<4> TimeFit::Levelled(const TimeCoefficients& prior) const {
   return terms;
 }
 
+// The relative variance of the noise, which is taken for kNoise before anything was observed.
+double TimeFit::Noise(const Terms<4>& prior) const {
+  const double misfit = fit_.Misfit(fit_.Fit(prior, kNoise));
+  return (fit_.count() * misfit + kNoiseFrom * kNoise) / (fit_.count() + kNoiseFrom);
+}
+
 TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
-  const Terms<4> x = fit_.Fit(Levelled(prior), kPriorWeight);
+  const Terms<4> levelled = Levelled(prior);
+  const Terms<4> x = fit_.Fit(levelled, Noise(levelled));
   return {.constant_ms = x[0], .token_ms = x[1], .squared_ms = x[2], .adapter_ms = x[3]};
 }
 
 Prediction TimeFit::Predict(const Workload& microbatch, const TimeCoefficients& prior) const {
-  return fit_.Predict(TermsOf(microbatch), Levelled(prior), kPriorWeight);
+  const Terms<4> levelled = Levelled(prior);
+  return fit_.Predict(TermsOf(microbatch), levelled, Noise(levelled));
+}
+
+Workload TimeFit::Mean() const {
+  const Terms<4> mean = fit_.MeanTerms();
+  return {mean[1], mean[2], mean[3]};
 }
 
 double TimeFit::Outside(const Workload& microbatch) const {
@@ -130,7 +141,11 @@ double TimeModel::EvaluatedShare(double tokens) const {
   // A forward that was measured says nothing beside a backward that was not.
   const TimeModel assumed(prior_);
   const TimeModel& times = backward_.observations() > 0 ? *this : assumed;
-  return times.EvaluateMs(tokens, 1) / times.TrainMs(tokens, 1);
+  Workload work = tokens;
+  if (const Workload mean = times.backward_.Mean(); mean.tokens > 0) {
+    work = tokens / mean.tokens * mean;
+  }
+  return times.EvaluateMs(work, 1) / times.TrainMs(work, 1);
 }
 
 Prediction TimeModel::PredictTrainMs(const Workload& microbatch) const {

@@ -58,20 +58,24 @@ class TimeFit {
  public:
   static constexpr double kMemory = 512;  // microbatches
   static constexpr double kOutlier = 4;
+  static constexpr double kNoise = 0.01;  // relative variance, as if seen in so many microbatches:
+  static constexpr double kNoiseFrom = 8;
   static constexpr double kLevelMax =
       1000;  // so much faster or slower than assumed a device may be
 
   void Observe(const Workload& microbatch, double ms);
   int64_t observations() const { return fit_.observations(); }
-  // Non-negative least squares over the observations and, with a hundredth of an observation's
-  // weight, over `prior`, made as long in the mean as what was observed (by kLevelMax at most): its
-  // proportions decide the directions that were never observed.
+  // Non-negative least squares over the observations and over `prior`, made as long in the mean as
+  // what was observed (by kLevelMax at most). The prior has the weight of the noise, so it decides
+  // the directions that were never observed, and what noise alone says of the others.
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
   // The time of one microbatch, with its interval and how far outside the observed range it lies.
   Prediction Predict(const Workload& microbatch, const TimeCoefficients& prior) const;
   // As NonNegativeFit has them.
   std::vector<double> sums() const { return fit_.sums(); }
   bool SetSums(const std::vector<double>& sums) { return fit_.SetSums(sums); }
+  // Of the observations; nothing before the first.
+  Workload Mean() const;
   // Prediction::outside of it.
   double Outside(const Workload& microbatch) const;
 
@@ -82,6 +86,7 @@ class TimeFit {
   };
   void Take(const Microbatch& one, const Microbatch& beside);
   Terms<4> Levelled(const TimeCoefficients& prior) const;
+  double Noise(const Terms<4>& prior) const;
 
   NonNegativeFit<4> fit_{kMemory};
   std::optional<Microbatch> before_;
@@ -124,7 +129,7 @@ class TimeModel {
   double TrainMs(const Workload& work, double microbatches) const;
   double EvaluateMs(const Workload& work, double microbatches) const;
   // What a token that is evaluated takes of the time of one that is trained, in microbatches of so
-  // many tokens; attention and adapters aside.
+  // many tokens, with attention and adapters as in those that were trained.
   double EvaluatedShare(double tokens) const;
   // Forward and backward of one microbatch. The interval takes the errors of the two as
   // independent; before anything was measured it is from 0 to infinity.

@@ -175,12 +175,12 @@ typename NonNegativeFit<kTerms>::Scaled NonNegativeFit<kTerms>::Scale(const Term
   for (size_t i = 0; i < kTerms; ++i) {
     scaled.scale[i] = std::max(1e-9, std::sqrt(products_[i][i] / weight_));
   }
-  // Of a mean response, what the prior lets a term take: where terms cannot be told apart, each is
-  // off by its share.
+  // Of a mean response, what the prior lets a term take, squared.
   const auto share_of = [&](size_t i) {
-    constexpr double kLeast = 1e-6;
+    constexpr double kLeast = 1e-8;
     if (prior[i] <= 0 || squared_ <= 0) return 1.0;
-    return std::clamp(prior[i] * scaled.scale[i] / std::sqrt(squared_ / weight_), kLeast, 1.0);
+    const double part = prior[i] * scaled.scale[i];
+    return std::clamp(part * part * weight_ / squared_, kLeast, 1.0);
   };
   for (size_t i = 0; i < kTerms; ++i) {
     const double pull = prior_weight * weight_ / count_ / share_of(i);
@@ -210,6 +210,19 @@ double NonNegativeFit<kTerms>::LevelOf(const Terms<kTerms>& prior) const {
   if (observations_ == 0) return 1;
   const double said = Dot(products_[0], prior);
   return said > 0 ? std::max(responses_[0], 0.0) / said : 1;
+}
+
+template <size_t kTerms>
+double NonNegativeFit<kTerms>::Misfit(const Terms<kTerms>& x) const {
+  if (squared_ <= 0) return 0;
+  return std::clamp(1 + Error(products_, responses_, x) / squared_, 0.0, 1.0);
+}
+
+template <size_t kTerms>
+Terms<kTerms> NonNegativeFit<kTerms>::MeanTerms() const {
+  Terms<kTerms> mean = products_[0];
+  for (double& term : mean) term /= std::max(weight_, 1e-300);
+  return mean;
 }
 
 template <size_t kTerms>

@@ -49,8 +49,10 @@ class NonNegativeFit {
 
   // The minimum over x >= 0 of the weighted squares, exact: the best of the sets of terms that may
   // be positive. `prior_weight` of a mean observation pulls each coefficient towards `prior`, and so
-  // decides the directions that were never observed: of the less a term takes by the prior, the
-  // stronger, so that what cannot be told apart is split as the prior splits it.
+  // decides the directions that were never observed. What counts is by which share of its prior a
+  // coefficient is off; of one that is 0, which share of a mean response it takes. So with the
+  // relative variance of the noise for the weight that is the most likely x of those that lie
+  // about their prior within a factor of two.
   Terms<kTerms> Fit(const Terms<kTerms>& prior = {}, double prior_weight = 1e-9) const;
   // For a new observation of `terms` with `weight`, by Fit's coefficients.
   Prediction Predict(const Terms<kTerms>& terms, const Terms<kTerms>& prior = {},
@@ -58,6 +60,11 @@ class NonNegativeFit {
   // What was observed over what `prior` says of the same, in the mean; 1 where it says nothing.
   // REQUIRES: the first term is constant.
   double LevelOf(const Terms<kTerms>& prior) const;
+  // The share of the squared responses that x leaves open: 0, all is met, to 1.
+  double Misfit(const Terms<kTerms>& x) const;
+  // In the mean of the observations; 0 before the first. REQUIRES: the first term is 1.
+  Terms<kTerms> MeanTerms() const;
+  double count() const { return count_; }  // of observations, faded
   // See Prediction::outside.
   double Outside(const Terms<kTerms>& terms) const;
 

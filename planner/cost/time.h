@@ -60,8 +60,8 @@ class TimeFit {
   static constexpr double kOutlier = 4;
   static constexpr double kNoise = 0.01;  // relative variance, as if seen in so many microbatches:
   static constexpr double kNoiseFrom = 8;
-  static constexpr double kLevelMax =
-      1000;  // so much faster or slower than assumed a device may be
+  // So much faster or slower than is assumed of it a device may be, whatever it says.
+  static constexpr double kLevelMax = 1e9;
 
   void Observe(const Workload& microbatch, double ms);
   int64_t observations() const { return fit_.observations(); }

@@ -83,6 +83,22 @@ TEST_CASE("No coefficient is negative") {
   CHECK(found.Ms({1000, 100'000}) == Approx(100).epsilon(0.02));
 }
 
+TEST_CASE("A device that is far from what is assumed of it has times of its own") {
+  const TimeCoefficients prior{0, 1e-4, 1e-7, 1e-8};
+  for (const double factor : {1e-6, 5e4}) {
+    const TimeCoefficients truth = factor * TimeCoefficients{2e-4, 1e-4, 0, 0};
+    TimeFit fit;
+    for (int i = 0; i < 60; ++i) {
+      const double tokens = 10 + 3 * (i % 25);
+      const Workload work(tokens, 20 * tokens, 500 * tokens * (1 + i % 4));
+      fit.Observe(work, truth.Ms(work));
+    }
+    const TimeCoefficients found = fit.Fit(prior);
+    CHECK(found.Ms(100) == Approx(truth.Ms(100)).epsilon(0.1));
+    CHECK(found.Ms(20) == Approx(truth.Ms(20)).epsilon(0.1));
+  }
+}
+
 TEST_CASE("Noise alone puts no time on adapters that take next to none") {
   const TimeCoefficients truth{0, 0.4, 4e-5, 1e-7};
   for (const uint32_t seed : Seeds()) {

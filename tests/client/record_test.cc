@@ -49,6 +49,8 @@ v1::ClusterStatus Cluster() {
   times.set_device_key(kKey);
   times.set_constant_ms(6);
   times.set_token_ms(0.5);
+  times.set_squared_ms(1e-4);
+  times.set_adapter_ms(1e-7);
   times.set_load_seconds(3);
   return cluster;
 }
@@ -64,6 +66,7 @@ Job Created(const std::string& name, std::int64_t after_s) {
   job.mutable_create_time()->set_seconds(kStart + after_s);
   job.set_total_steps(100);
   job.set_total_tokens(20'000);
+  job.set_total_squared_lengths(5e6);
   job.set_longest_tokens(300);
   job.set_priority(3);
   (*job.mutable_labels())["team"] = "math";
@@ -139,6 +142,7 @@ TEST_CASE("A recorded history is read back") {
   CHECK(a.content.job == "job-a");
   CHECK(a.content.remaining_steps == 100);
   CHECK(a.content.step_tokens == 200);
+  CHECK(a.content.step_squared_lengths == 50'000);
   CHECK(a.content.longest_sequence == 300);
   CHECK(a.content.adapter == planner::AdapterShape(8, {"qkv_proj"}));
   CHECK(a.content.priority == 3);
@@ -158,6 +162,8 @@ TEST_CASE("A recorded history is read back") {
   CHECK(history.workers[0].comes_s == 0);  // it was there when the coordinator started
   CHECK(history.workers[0].goes_s == planner::kNever);
   CHECK(history.times.at({"small", kKey}).token_ms == 0.5);
+  CHECK(history.times.at({"small", kKey}).squared_ms == 1e-4);
+  CHECK(history.times.at({"small", kKey}).adapter_ms == 1e-7);
   CHECK(history.load_s.at({"small", kKey}) == 3);
 }
 

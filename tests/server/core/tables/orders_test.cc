@@ -136,6 +136,26 @@ worker::v1::Window LoadAndBegin(int64_t number, const std::string& load, int64_t
   return window;
 }
 
+TEST_CASE("what a microbatch computes is known from its orders, adapters by their parameters") {
+  worker::v1::Window window;
+  window.set_number(1);
+  worker::v1::Microbatch& microbatch = *window.add_microbatches();
+  microbatch.set_number(3);
+  for (const auto& [job, tokens] : {std::pair{"a", 5}, {"b", 7}, {"a", 2}, {"unknown", 1}}) {
+    worker::v1::Segment& segment = *microbatch.add_segments();
+    segment.set_job(job);
+    segment.set_tokens(tokens);
+  }
+  StageOrders orders;
+  AddWindow(window, {{}, {}, 4}, {{"a", 100}, {"b", 1000}, {"c", 1}}, nullptr, orders);
+  const WindowWork& work = orders.windows.front().work;
+  CHECK(work.microbatches == 1);
+  CHECK(work.sum == planner::Workload(15, 25 + 49 + 4 + 1, 100 * 7 + 1000 * 7));
+  const BegunMicrobatch taken = TakeMicrobatch(orders, 3);
+  CHECK(taken.jobs == std::vector<std::string>{"a", "b", "unknown"});
+  CHECK(taken.adapter_work == 7700);
+}
+
 TEST_CASE("a slot that is loaded for a window which a cut drops is freed again, once") {
   StageOrders ahead, behind;
   OpenBatches open;

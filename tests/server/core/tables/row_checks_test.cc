@@ -55,6 +55,7 @@ struct Fixture {
     records::RowsSummary summary;
     summary.set_rows(count);
     summary.set_tokens(10 * count);
+    summary.set_squared_lengths(100.0 * static_cast<double>(count));
     return rows.End({kKey, summary});
   }
 };
@@ -78,6 +79,7 @@ TEST_CASE("one check serves all who wait for it") {
   REQUIRE(house.rows.SumUp(record, &error).ok());
   CHECK(record.job().total_steps() == 4);  // 4 rows and 2 rows, twice
   CHECK(record.job().total_tokens() == 120);
+  CHECK(record.job().total_squared_lengths() == 1200);
 }
 
 // The job as it is once its rows are known: `count` of them, `cut` and `skipped` as said.

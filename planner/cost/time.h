@@ -1,6 +1,6 @@
 // How long a microbatch takes: t = a + b tokens + c sum(len^2) + d sum(tokens x parameters of their
 // adapter), forward and backward apart, fitted online from the workers' own timings (LobRA, appendix
-// D, for adapters of one rank; d is of adapters that differ, as PLoRA 4.2 has them).
+// D, for adapters of one rank; d is ours, for adapters that differ).
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ struct Workload {
 };
 Workload operator*(double factor, const Workload& work);
 
-// A Step of the optimizer costs what so many tokens cost an adapter. Measured on a CPU: 48 for
-// 4.7 million parameters; on a GPU it is more, of steps that have more tokens.
+// A Step of the optimizer is taken to cost what so many tokens cost an adapter. Measured on a CPU:
+// 48 for 4.7 million parameters; on a GPU it was not.
 inline constexpr double kTokensOfStep = 64;
 
 // Milliseconds; no coefficient is negative.

@@ -21,19 +21,6 @@ std::string Text(const TimeCoefficients& times) {
 
 }  // namespace
 
-Workload& Workload::operator+=(const Workload& other) {
-  tokens += other.tokens;
-  squared_lengths += other.squared_lengths;
-  adapter_work += other.adapter_work;
-  return *this;
-}
-
-Workload& Workload::operator-=(const Workload& other) { return *this += -1 * other; }
-
-Workload operator*(double factor, const Workload& work) {
-  return {factor * work.tokens, factor * work.squared_lengths, factor * work.adapter_work};
-}
-
 TimeCoefficients operator*(double factor, const TimeCoefficients& times) {
   return {.constant_ms = factor * times.constant_ms,
           .token_ms = factor * times.token_ms,
@@ -89,18 +76,14 @@ TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
   return {.constant_ms = x[0], .token_ms = x[1], .squared_ms = x[2], .adapter_ms = x[3]};
 }
 
-Prediction TimeFit::Predict(const Workload& microbatch, const TimeCoefficients& prior) const {
-  const Terms<4> levelled = Levelled(prior);
-  return fit_.Predict(TermsOf(microbatch), levelled, Noise(levelled));
-}
-
 Workload TimeFit::Mean() const {
   const Terms<4> mean = fit_.MeanTerms();
   return {mean[1], mean[2], mean[3]};
 }
 
-double TimeFit::Outside(const Workload& microbatch) const {
-  return fit_.Outside(TermsOf(microbatch));
+Workload TimeFit::Nearest(const Workload& microbatch) const {
+  const Terms<4> nearest = fit_.Nearest(TermsOf(microbatch));
+  return {nearest[1], nearest[2], nearest[3]};
 }
 
 double ReplicaMs(const std::vector<double>& microbatch_ms, int stages) {
@@ -127,14 +110,20 @@ TimePrior PriorOf(const WorkModel& work) {
 void TimeModel::Observe(const Workload& microbatch, double forward_ms, double backward_ms) {
   forward_.Observe(microbatch, forward_ms);
   if (backward_ms > 0) backward_.Observe(microbatch, backward_ms);
+  Fit();
+}
+
+void TimeModel::Fit() {
+  evaluate_ = forward_.Fit(prior_.forward);
+  train_ = evaluate_ + backward_.Fit(prior_.backward);
 }
 
 double TimeModel::TrainMs(const Workload& work, double microbatches) const {
-  return TrainCoefficients().Ms(work, microbatches);
+  return train_.Ms(work, microbatches);
 }
 
 double TimeModel::EvaluateMs(const Workload& work, double microbatches) const {
-  return EvaluateCoefficients().Ms(work, microbatches);
+  return evaluate_.Ms(work, microbatches);
 }
 
 double TimeModel::EvaluatedShare(double tokens) const {
@@ -148,27 +137,10 @@ double TimeModel::EvaluatedShare(double tokens) const {
   return times.EvaluateMs(work, 1) / times.TrainMs(work, 1);
 }
 
-Prediction TimeModel::PredictTrainMs(const Workload& microbatch) const {
-  const Prediction forward = forward_.Predict(microbatch, prior_.forward);
-  const Prediction backward = backward_.Predict(microbatch, prior_.backward);
-  const double half = std::hypot(forward.high - forward.value, backward.high - backward.value);
-  Prediction sum;
-  sum.value = forward.value + backward.value;
-  sum.low = std::max(0.0, sum.value - half);
-  sum.high = sum.value + half;
-  sum.outside = std::max(forward.outside, backward.outside);
-  return sum;
-}
-
-TimeCoefficients TimeModel::TrainCoefficients() const {
-  return EvaluateCoefficients() + backward_.Fit(prior_.backward);
-}
-
-TimeCoefficients TimeModel::EvaluateCoefficients() const { return forward_.Fit(prior_.forward); }
-
 bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<double>& backward) {
   TimeModel model = *this;
   if (!model.forward_.SetSums(forward) || !model.backward_.SetSums(backward)) return false;
+  model.Fit();
   *this = model;
   return true;
 }
@@ -176,9 +148,11 @@ bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<do
 const char* TimeModel::basis() const { return is_measured() ? kMeasuredBasis : kAssumedBasis; }
 
 std::string TimeModel::BasisOf(const Workload& microbatch) const {
-  const double outside = forward_.Outside(microbatch);
-  if (!is_measured() || outside <= 0.1) return basis();
-  return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * outside);
+  if (!is_measured()) return basis();
+  const double ms = TrainMs(microbatch, 1), nearest_ms = TrainMs(forward_.Nearest(microbatch), 1);
+  const double by = std::max(ms, nearest_ms) / std::min(ms, nearest_ms) - 1;
+  if (!(by > 0.1)) return basis();
+  return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * by);
 }
 
 std::string TimeModel::ToText() const {

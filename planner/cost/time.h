@@ -22,11 +22,23 @@ struct Workload {
   double squared_lengths;  // sum over sequences of len^2
   double adapter_work;     // sum over tokens of the parameters of their adapter
 
-  Workload& operator+=(const Workload& other);
-  Workload& operator-=(const Workload& other);
+  Workload& operator+=(const Workload& other) {
+    tokens += other.tokens;
+    squared_lengths += other.squared_lengths;
+    adapter_work += other.adapter_work;
+    return *this;
+  }
+  Workload& operator-=(const Workload& other) {
+    tokens -= other.tokens;
+    squared_lengths -= other.squared_lengths;
+    adapter_work -= other.adapter_work;
+    return *this;
+  }
   bool operator==(const Workload&) const = default;
 };
-Workload operator*(double factor, const Workload& work);
+inline Workload operator*(double factor, const Workload& work) {
+  return {factor * work.tokens, factor * work.squared_lengths, factor * work.adapter_work};
+}
 
 // A Step of the optimizer is taken to cost what so many tokens cost an adapter. Measured on a CPU:
 // 48 for 4.7 million parameters; on a GPU it was not.
@@ -69,15 +81,13 @@ class TimeFit {
   // what was observed (by kLevelMax at most). The prior has the weight of the noise, so it decides
   // the directions that were never observed, and what noise alone says of the others.
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
-  // The time of one microbatch, with its interval and how far outside the observed range it lies.
-  Prediction Predict(const Workload& microbatch, const TimeCoefficients& prior) const;
   // As NonNegativeFit has them.
   std::vector<double> sums() const { return fit_.sums(); }
   bool SetSums(const std::vector<double>& sums) { return fit_.SetSums(sums); }
   // Of the observations; nothing before the first.
   Workload Mean() const;
-  // Prediction::outside of it.
-  double Outside(const Workload& microbatch) const;
+  // With every term inside the range in which it was observed. REQUIRES: an observation.
+  Workload Nearest(const Workload& microbatch) const;
 
  private:
   struct Microbatch {
@@ -124,25 +134,24 @@ inline constexpr const char* kAssumedBasis = "assumed throughput";
 // Forward and backward of one base model on one kind of worker.
 class TimeModel {
  public:
-  explicit TimeModel(const TimePrior& prior) : prior_(prior) {}
+  explicit TimeModel(const TimePrior& prior)
+      : prior_(prior), evaluate_(prior.forward), train_(prior.forward + prior.backward) {}
   void Observe(const Workload& microbatch, double forward_ms, double backward_ms);
   double TrainMs(const Workload& work, double microbatches) const;
   double EvaluateMs(const Workload& work, double microbatches) const;
   // What a token that is evaluated takes of the time of one that is trained, in microbatches of so
   // many tokens, with attention and adapters as in those that were trained.
   double EvaluatedShare(double tokens) const;
-  // Forward and backward of one microbatch. The interval takes the errors of the two as
-  // independent; before anything was measured it is from 0 to infinity.
-  Prediction PredictTrainMs(const Workload& microbatch) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
   // The basis of an estimate for microbatches of this size: basis(), and how far it extrapolates
-  // where that is more than a tenth: "measured on this base model, extrapolated by 50 %".
+  // where they take longer or shorter by more than a tenth than the nearest in the observed range:
+  // "measured on this base model, extrapolated by 50 %".
   std::string BasisOf(const Workload& microbatch) const;
   static constexpr int64_t kMeasuredFrom = 4;
   bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }
   // Of a microbatch that trains, forward and backward together, and of one that evaluates.
-  TimeCoefficients TrainCoefficients() const;
-  TimeCoefficients EvaluateCoefficients() const;
+  const TimeCoefficients& TrainCoefficients() const { return train_; }
+  const TimeCoefficients& EvaluateCoefficients() const { return evaluate_; }
   const TimeFit& forward() const { return forward_; }
   const TimeFit& backward() const { return backward_; }
   // What was learned before, of the same; false where that is not to be had from these.
@@ -150,8 +159,12 @@ class TimeModel {
   std::string ToText() const;
 
  private:
+  void Fit();
+
   TimePrior prior_;
   TimeFit forward_, backward_;
+  // Of the two and the prior: asked for far more often than something is observed.
+  TimeCoefficients evaluate_, train_;
 };
 
 }  // namespace lorad::planner

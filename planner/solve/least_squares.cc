@@ -236,6 +236,13 @@ double NonNegativeFit<kTerms>::Outside(const Terms<kTerms>& terms) const {
   return outside;
 }
 
+template <size_t kTerms>
+Terms<kTerms> NonNegativeFit<kTerms>::Nearest(const Terms<kTerms>& terms) const {
+  Terms<kTerms> nearest;
+  for (size_t i = 0; i < kTerms; ++i) nearest[i] = std::clamp(terms[i], least_[i], largest_[i]);
+  return nearest;
+}
+
 // With a ridge of r on products of size 1, r v^T (A + r)^-1 v is the squared length of what of v
 // lies in directions without any observation, and next to nothing of the others.
 template <size_t kTerms>

@@ -67,6 +67,8 @@ class NonNegativeFit {
   double count() const { return count_; }  // of observations, faded
   // See Prediction::outside.
   double Outside(const Terms<kTerms>& terms) const;
+  // Each of the terms, or the end of its observed range that is nearest. REQUIRES: an observation.
+  Terms<kTerms> Nearest(const Terms<kTerms>& terms) const;
 
   // All that it knows, to be kept, in the sequence of the members below.
   static constexpr size_t kSums = kTerms * kTerms + 3 * kTerms + 5;

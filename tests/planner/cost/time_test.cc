@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 #include "tests/planner/fixtures.h"
@@ -192,30 +193,34 @@ TEST_CASE("A replica: the sum of its microbatches, and a pipeline's filling") {
   for (const Case& c : cases) CHECK(ReplicaMs(c.microbatch_ms, c.stages) == c.ms);
 }
 
-TEST_CASE("Predictions of a microbatch have an interval, and say where they extrapolate") {
-  TimeModel model(
-      PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11}));
-  CHECK(std::isinf(model.PredictTrainMs({100, 1000}).outside));
-  std::mt19937 random(5);
-  for (int i = 0; i < 300; ++i) {
-    const int64_t tokens = 100 + static_cast<int64_t>(random() % 900);
-    const double ms = static_cast<double>(tokens) * 0.1 + std::normal_distribution<>(0, 1)(random);
-    model.Observe({static_cast<double>(tokens), static_cast<double>(tokens * tokens / 4)}, ms,
-                  2 * ms);
+TEST_CASE(
+    "A time says by how much it is longer or shorter than what is nearest to it and measured") {
+  TimeModel model(PriorOf({.flops_per_token = 2e5, .flops_per_second = 1e11}));
+  CHECK(model.BasisOf({500, 62'500, 500'000}) == kAssumedBasis);
+  // 0.3 ms a token, forward and backward; nothing of attention, and 3 ns of a parameter.
+  for (double tokens = 100; tokens <= 1000; tokens += 50) {
+    for (const double rank : {4, 8}) {
+      const double adapter_work = 1000 * rank * tokens, squares = tokens * tokens / 4;
+      const double ms = 0.1 * tokens + 1e-6 * adapter_work;
+      model.Observe({tokens, squares, adapter_work}, ms, 2 * ms);
+    }
   }
-  const Prediction inside = model.PredictTrainMs({500, 62'500});
-  CHECK(inside.outside == 0);
-  CHECK(inside.value == Approx(150).epsilon(0.02));
-  CHECK(inside.low < inside.value - 3);
-  CHECK(inside.high < inside.value + 6);
-  const Prediction beyond = model.PredictTrainMs({2000, 1'000'000});
-  CHECK(beyond.outside > 0.9);
-  CHECK(beyond.high - beyond.low > inside.high - inside.low);
-  CHECK(beyond.ToText().find("outside the observed range") != std::string::npos);
-  CHECK(model.BasisOf({500, 62'500}) == kMeasuredBasis);
-  CHECK(model.BasisOf({1050, 250'000}) == kMeasuredBasis);
-  CHECK(model.BasisOf({2000, 250'000}).find("measured on this base model, extrapolated by 1") == 0);
-  CHECK(TimeModel(PriorOf({1, 1, 1})).BasisOf({2000, 250'000}) == kAssumedBasis);
+  const auto of_rank = [](double tokens, double rank) {
+    return Workload{tokens, tokens * tokens / 4, 1000 * rank * tokens};
+  };
+  CHECK(model.BasisOf(of_rank(500, 6)) == kMeasuredBasis);
+  CHECK(model.BasisOf(of_rank(1050, 8)) == kMeasuredBasis);
+  const auto percent = [&](const Workload& work) {
+    int by = 0;
+    REQUIRE(std::sscanf(model.BasisOf(work).c_str(),
+                        "measured on this base model, extrapolated by %d %%", &by) == 1);
+    return by;
+  };
+  CHECK(percent(of_rank(2000, 4)) == Approx(93).margin(3));
+  CHECK(percent(of_rank(50, 4)) == Approx(100).margin(3));
+  // An adapter of twice the rank takes twice the adapters' time, which is a twelfth of all.
+  CHECK(model.BasisOf(of_rank(1000, 16)) == kMeasuredBasis);
+  CHECK(percent(of_rank(1000, 100)) == Approx(85).margin(3));
 }
 
 }  // namespace

@@ -63,7 +63,10 @@ planner::TimeModel& Fits::TimesAt(const Key& key, const planner::ModelShape& sha
   const planner::DeviceShape device = worker ? DeviceOf(worker->hello) : planner::DeviceShape{};
   planner::TimeModel model(planner::PriorOf(WorkOf(shape, device)));
   if (const auto stored = stored_times_.find(key); stored != stored_times_.end()) {
-    model.SetSums(Of(stored->second.forward()), Of(stored->second.backward()));
+    if (!model.SetSums(Of(stored->second.forward()), Of(stored->second.backward()))) {
+      turn_.Info(absl::StrCat("times of model '", std::get<0>(key),
+                              "' were stored by another version of lorad: they are measured anew"));
+    }
     stored_times_.erase(stored);
   }
   return times_.emplace(key, model).first->second;

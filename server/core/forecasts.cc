@@ -88,13 +88,19 @@ void Core::State::Forecast() {
 JobForecast Core::State::ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const {
   const planner::Foreseen foreseen = NotBeforeItsRetry(job, by_policy, turn_.now_us());
   const Fits& fits = cluster_.fits();
-  return {.made_us = turn_.now_us(),
-          .made_wall_us = turn_.wall_us(),
-          .started = job.state() == v1::Job::RUNNING || job.state() == v1::Job::FINALIZING,
-          .start_s = foreseen.start_s,
-          .start = fits.starts().IntervalOf(foreseen.start_s),
-          .end_s = foreseen.end_s,
-          .end = fits.ends().IntervalOf(foreseen.end_s)};
+  JobForecast forecast = {
+      .made_us = turn_.now_us(),
+      .made_wall_us = turn_.wall_us(),
+      .started = job.state() == v1::Job::RUNNING || job.state() == v1::Job::FINALIZING,
+      .start_s = foreseen.start_s,
+      .start = fits.starts().IntervalOf(foreseen.start_s),
+      .end_s = foreseen.end_s,
+      .end = fits.ends().IntervalOf(foreseen.end_s)};
+  if (!forecast.started) {  // the two are learned apart, and no end comes before its start
+    forecast.end.earliest_s = std::max(forecast.end.earliest_s, forecast.start.earliest_s);
+    forecast.end.latest_s = std::max(forecast.end.latest_s, forecast.start.latest_s);
+  }
+  return forecast;
 }
 
 void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen) {

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "server/core/events/records.pb.h"
+#include "server/core/events/store_kinds.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -45,6 +47,16 @@ std::vector<std::string> SubmitMany(World& world, int count) {
 
 v1::JobEstimate EstimateOf(World& world, const std::string& name) {
   return world.Get<v1::JobEstimate>(EstimateJob{.name = name});
+}
+
+void CheckOrder(const v1::Forecast& forecast) {
+  CHECK(Micros(forecast.start_earliest()) <= Micros(forecast.start_time()));
+  CHECK(Micros(forecast.start_time()) <= Micros(forecast.start_latest()));
+  CHECK(Micros(forecast.start_time()) < Micros(forecast.end_time()));
+  CHECK(Micros(forecast.end_earliest()) <= Micros(forecast.end_time()));
+  CHECK(Micros(forecast.end_time()) <= Micros(forecast.end_latest()));
+  CHECK(Micros(forecast.start_earliest()) <= Micros(forecast.end_earliest()));
+  CHECK(Micros(forecast.start_latest()) <= Micros(forecast.end_latest()));
 }
 
 // Of the text "..; tried again at 2020-09-13 12:26:41 UTC".
@@ -94,11 +106,7 @@ TEST_CASE("a job that waits says when it starts and ends, and that comes true") 
   REQUIRE(job.queue().has_forecast());
   const v1::Forecast& forecast = job.queue().forecast();
   CHECK(Micros(forecast.make_time()) <= world->now_us());
-  CHECK(Micros(forecast.start_earliest()) <= Micros(forecast.start_time()));
-  CHECK(Micros(forecast.start_time()) <= Micros(forecast.start_latest()));
-  CHECK(Micros(forecast.start_time()) < Micros(forecast.end_time()));
-  CHECK(Micros(forecast.end_earliest()) <= Micros(forecast.end_time()));
-  CHECK(Micros(forecast.end_time()) <= Micros(forecast.end_latest()));
+  CheckOrder(forecast);
   CHECK(job.has_first_forecast());
   CHECK(job.queue().why() != "");
 
@@ -474,6 +482,53 @@ TEST_CASE("how true forecasts were is kept over a start") {
   const auto after = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
   CHECK(after.end_errors().SerializeAsString() == before.end_errors().SerializeAsString());
   CHECK(after.start_errors().SerializeAsString() == before.start_errors().SerializeAsString());
+}
+
+TEST_CASE("no end is foretold before its start, whatever was learned of the two") {
+  auto world = MakeWorld(Few());
+  records::FitRecord learned;  // starts come late, ends early
+  for (int i = 0; i < 40; ++i) {
+    for (const double value : {2.0, 1.0}) learned.add_start_errors(value);
+    for (const double value : {-2.0, 1.0}) learned.add_end_errors(value);
+  }
+  REQUIRE(world->store()
+              .Apply({storage::PutRecord(kFitKind, "forecasts", learned.SerializeAsString())})
+              .ok());
+  world->CrashCoordinator();
+  const std::vector<std::string> jobs = SubmitMany(*world, 4);
+  world->RunUntilState(jobs[0], Job::RUNNING);
+  world->Sleep(1'000'000);
+  const Job waits = world->Job(jobs[3]);
+  REQUIRE(waits.queue().has_forecast());
+  CheckOrder(waits.queue().forecast());
+  CHECK(Micros(waits.queue().forecast().start_latest()) ==
+        Micros(waits.queue().forecast().end_latest()));
+}
+
+TEST_CASE("times that another version stored are measured anew, and the log says so") {
+  auto world = MakeWorld(Few());
+  world->StartWorkers();
+  world->RunUntilState(world->Submit(LongJob()), Job::SUCCEEDED);
+  world->Sleep(30'000'000);  // learned numbers go into the store with a tick
+  std::vector<storage::Mutation> shorter;
+  REQUIRE(world->store()
+              .ScanRecords(
+                  kFitKind,
+                  [&](std::string_view key, std::string_view value) {
+                    records::FitRecord record;
+                    REQUIRE(record.ParseFromArray(value.data(), static_cast<int>(value.size())));
+                    if (record.forward().empty()) return absl::OkStatus();
+                    record.mutable_forward()->RemoveLast();
+                    shorter.push_back(
+                        storage::PutRecord(kFitKind, std::string(key), record.SerializeAsString()));
+                    return absl::OkStatus();
+                  })
+              .ok());
+  REQUIRE(shorter.size() == 1);
+  REQUIRE(world->store().Apply(shorter).ok());
+  world->CrashCoordinator();
+  world->RunUntilState(world->Submit(LongJob()), Job::SUCCEEDED);
+  CHECK(CountNotes(*world, "times of model 'm' were stored by another version of lorad") == 1);
 }
 
 TEST_CASE("how long a group took to form is kept over a start") {

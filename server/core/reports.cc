@@ -102,6 +102,7 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
     return CloseLiar(worker, wrong);
   }
   stage.last_report = report.number();
+  if (report.number() == stage.missed_until) ForgetPaces(group);
   group.heard_us = turn_.now_us();
   using Report = worker::v1::Report;
   switch (report.content_case()) {
@@ -407,6 +408,15 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 }
 
 // ---- pace ----
+
+// What a worker did while nobody heard it, and says all at once, is no pace.
+void Core::State::ForgetPaces(GroupState& group) {
+  group.pace.Clear();
+  for (const auto& [name, member] : group.members) {
+    JobState* job = jobs_.Find(name);
+    if (job && IsPlaced(job->state())) jobs_.ForgetPace(*job);
+  }
+}
 
 void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {

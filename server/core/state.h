@@ -394,6 +394,7 @@ class Core::State {
   void FailGuest(const worker::v1::SlotFailed& failed, WorkerState& worker,
                  const std::string& message);
   void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
+  void ForgetPaces(GroupState& group);
   void CountUnit(const GroupState& group, JobState& job, int64_t trained, double evaluated);
   void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);

@@ -64,6 +64,7 @@ struct StageState {
   bool lost_another = false;  // as its worker says
   StageOrders orders = {};
   int64_t last_report = 0;
+  int64_t missed_until = 0;  // the last of the reports that came late, all at once
   int64_t reserved_bytes = 0;
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
   std::deque<MeasuredMicrobatch> measured = {};

@@ -358,6 +358,32 @@ TEST_CASE("reports that come again do not count again") {
   }
 }
 
+TEST_CASE("what was done while nobody listened, and is told at once, is no pace") {
+  int64_t most_at_once = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    INFO("seed " << seed);
+    const auto [world, name] = MakeRunning(seed, 20);
+    RunUntilStep(*world, name, 10);
+    const double rate = world->Job(name).tokens_per_second();
+    const double left_s = world->Job(name).seconds_left();
+    REQUIRE(rate > 0);
+    for (uint64_t more = seed * 7 % 40; more > 0; --more) world->RunNext();
+    world->CrashCoordinator();
+    int64_t seen = world->Job(name).step();
+    world->RunUntil([&, &job = name, &site = *world] {
+      const Job shown = site.Job(job);
+      most_at_once = std::max(most_at_once, shown.step() - std::exchange(seen, shown.step()));
+      CHECK(shown.tokens_per_second() < 5 * rate);
+      CHECK((!shown.has_seconds_left() || shown.seconds_left() > left_s / 10));
+      const auto cluster = site.Get<v1::ClusterStatus>(v1::GetClusterRequest());
+      for (const auto& group : cluster.groups()) CHECK(group.tokens_per_second() < 5 * rate);
+      return shown.step() >= 20;
+    });
+    CHECK(HasEvent(*world, name, "GROUP_ADOPTED"));
+  }
+  CHECK(most_at_once > 1);
+}
+
 TEST_CASE("who makes room for another base model goes where it was sent, and the other comes") {
   WorldOptions options;
   options.workers = GENERATE(2, 3);

@@ -247,7 +247,7 @@ void DrawJostling(std::mt19937_64& random, History* history) {
 }
 
 // Equal workers that say how long they take, and jobs of two base models or some, short ones and
-// long ones, which move to where others have left. Nothing goes wrong.
+// long ones, of low ranks and high ones, which move to where others have left. Nothing goes wrong.
 void DrawLopsided(std::mt19937_64& random, History* history) {
   const int workers = Draw(random, 2, 3);
   history->site.machines.clear();
@@ -256,10 +256,12 @@ void DrawLopsided(std::mt19937_64& random, History* history) {
                                       .order_us = 10'000,
                                       .pass_ms = 10,
                                       .token_ms = 5,
+                                      .rank_ms = 0.02,
                                       .truthful = true});
   }
   history->site.core.policy.minimum_run_s = Draw(random, 1, 5);
   history->rates.owns = 0.1 * Draw(random, 0, 8);
+  history->rates.high_rank = 0.1 * Draw(random, 0, 5);
   history->rates.evaluates = random() % 2 == 0;
   history->rates.epochs_max = 60;
   history->rates.priorities = 1;

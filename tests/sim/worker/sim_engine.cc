@@ -191,6 +191,7 @@ absl::StatusOr<bool> SimEngine::ExecuteAlone(const Operation& operation) {
 absl::StatusOr<bool> SimEngine::Load(const Operation& operation) {
   const std::string& job = operation.slot().job();
   Slot slot;
+  slot.rank = operation.slot().rank();
   slot.content = operation.content();
   // One that failed for its memory is tried again; any other is there once.
   if (const auto known = slots_.find(job); known != slots_.end()) REQUIRE(known->second.failed);
@@ -348,6 +349,7 @@ void SimEngine::Step(const Operation& operation) {
     return ReportNotFinite(operation);
   }
   slot.step = operation.step();
+  hooks_.stepped(slot.rank);
   if (!last()) return;
   worker::v1::Report report;
   worker::v1::StepDone& done = *report.mutable_step_done();
@@ -364,11 +366,13 @@ void SimEngine::Step(const Operation& operation) {
 
 void SimEngine::Report(const worker::v1::Microbatch& microbatch, bool backward) {
   std::set<std::string> jobs;
-  int64_t tokens = 0, squares = 0;
+  int64_t tokens = 0, squares = 0, ranks = 0;
   for (const auto& segment : microbatch.segments()) {
     jobs.insert(segment.job());
     const int64_t length = segment.tokens() > 0 ? segment.tokens() : segment.input_ids_size();
     tokens += length;
+    const auto slot = slots_.find(segment.job());  // the base model's answers have none
+    if (slot != slots_.end()) ranks += length * slot->second.rank;
     squares += length * length;
   }
   worker::v1::Report report;
@@ -377,8 +381,8 @@ void SimEngine::Report(const worker::v1::Microbatch& microbatch, bool backward) 
   done.set_adapters(static_cast<int>(jobs.size()));
   done.set_tokens(tokens);
   done.set_squared_lengths(squares);
-  done.set_forward_ms(hooks_.pass_ms(tokens));
-  done.set_backward_ms(backward ? hooks_.pass_ms(tokens) : 0);
+  done.set_forward_ms(hooks_.pass_ms(tokens, ranks));
+  done.set_backward_ms(backward ? hooks_.pass_ms(tokens, ranks) : 0);
   // Pretended: each microbatch has 4 ms of its own, and is computed for 2 of them.
   done.set_forward_begin_us(4000 * microbatch.number());
   if (backward) done.set_backward_begin_us(4000 * microbatch.number() + 2000);

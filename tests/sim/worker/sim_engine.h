@@ -58,8 +58,12 @@ class SimEngine {
     // Between the stages of a group; null where all groups have one.
     StageNet* net = nullptr;
     SimStage::Host host = {};
-    // Of either pass of so many tokens, as it is reported.
-    std::function<double(int64_t)> pass_ms = [](int64_t) { return 1.0; };
+    // Of either pass of so many tokens, as it is reported; `ranks`: the sum of those of their
+    // adapters.
+    std::function<double(int64_t tokens, int64_t ranks)> pass_ms = [](int64_t, int64_t) {
+      return 1.0;
+    };
+    std::function<void(int64_t rank)> stepped = [](int64_t) {};  // an adapter of that rank
   };
   SimEngine(Hooks hooks, const WorkerScript& script) : hooks_(std::move(hooks)), script_(script) {}
 
@@ -76,6 +80,7 @@ class SimEngine {
  private:
   struct Slot {
     int64_t step = 0;
+    int64_t rank = 0;                  // of its adapter
     std::string content = {};          // that it was loaded with
     bool loaded = true;                // here
     bool failed = false;               // what is left of it is void,

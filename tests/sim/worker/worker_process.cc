@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
+#include "planner/cost/time.h"
 #include "server/core/events/overloaded.h"
 #include "storage/files/errors.h"
 
@@ -46,6 +47,7 @@ WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, Coordinat
       order_us_(machine.order_us),
       pass_ms_(machine.pass_ms),
       token_ms_(machine.token_ms),
+      rank_ms_(machine.rank_ms),
       truthful_(machine.truthful) {}
 
 // ---- its life ----
@@ -59,9 +61,16 @@ void WorkerProcess::Start() {
     ApplyLater(0, worker::EngineReported{std::move(report)});
   };
   hooks.fetch = [this](const std::string& content) { return coordinator_.Fetch(content); };
-  hooks.pass_ms = [this](int64_t tokens) {
-    const double of_tokens_ms = token_ms_ * static_cast<double>(tokens);
-    if (truthful_) tokens_us_ += static_cast<int64_t>(1000 * of_tokens_ms);
+  const auto take = [this](double ms) {
+    if (truthful_) tokens_us_ += static_cast<int64_t>(1000 * ms);
+  };
+  hooks.stepped = [this, take](int64_t rank) {
+    take(2 * planner::kTokensOfStep * rank_ms_ * static_cast<double>(rank));  // as of both passes
+  };
+  hooks.pass_ms = [this, take](int64_t tokens, int64_t ranks) {
+    const double of_tokens_ms =
+        token_ms_ * static_cast<double>(tokens) + rank_ms_ * static_cast<double>(ranks);
+    take(of_tokens_ms);
     return static_cast<double>(mischief_.slowness) * (pass_ms_ + of_tokens_ms);
   };
   hooks.net = net_;

@@ -51,7 +51,8 @@ struct Machine {
   int value_bytes = 0;      // likewise
   int64_t order_us = 1000;  // its engine takes so long for each
   double pass_ms = 1;       // it says that a pass takes so long,
-  double token_ms = 0;      // and each of its tokens that much longer
+  double token_ms = 0;      // and each of its tokens that much longer,
+  double rank_ms = 0;       // with so much more for each rank of its adapter
   bool truthful = false;    // which they do
   std::string numerics_id = "sim";
   int64_t joins_us = 0;   // so long after the others
@@ -135,7 +136,7 @@ class WorkerProcess {
   StageNet* const net_;
   const worker::v1::Hello hello_;
   const int64_t order_us_;
-  const double pass_ms_, token_ms_;
+  const double pass_ms_, token_ms_, rank_ms_;
   const bool truthful_;
   int64_t tokens_us_ = 0;  // that tokens of the present order took, if so
   Mischief mischief_;

@@ -78,6 +78,20 @@ std::string UnknownOption(const std::vector<std::string>& known,
 
 }  // namespace
 
+void RefuseEmptyNumbers(CLI::App& app) {
+  const CLI::Validator given(
+      [](std::string& value) { return std::string(value.empty() ? "needs a number" : ""); }, "");
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool number = type == "INT" || type == "UINT" || type == "FLOAT" ||
+                        type.starts_with("SIZE") || type.find(':') != std::string::npos;
+    if (number) option->check(given);
+  }
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    RefuseEmptyNumbers(*command);
+  }
+}
+
 absl::Status UsageError(const CLI::App& app, const CLI::ParseError& wrong,
                         const std::vector<std::string>& arguments) {
   const Walk walk = WalkThrough(app, arguments);

@@ -13,6 +13,10 @@ class ParseError;
 
 namespace lorad::client {
 
+// Makes "" no number to any option of the app and its commands: the parser takes it for none given,
+// and a script whose variable is not set would leave out a limit. To be called once all are added.
+void RefuseEmptyNumbers(CLI::App& app);
+
 // What is wrong with a command line (without the program's name), as an error USAGE that names the
 // command or option that is nearest to an unknown one, and the help of the command that was meant.
 absl::Status UsageError(const CLI::App& app, const CLI::ParseError& wrong,

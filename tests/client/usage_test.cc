@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <catch2/catch.hpp>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "client/calls/error.h"
@@ -26,12 +28,18 @@ absl::Status Parse(std::vector<std::string> arguments) {
   app.add_flag("--json", json);
   app.require_subcommand(0, 1);
   app.fallthrough();
-  app.add_subcommand("ls")->add_option("--filter", filter);
+  CLI::App& ls = *app.add_subcommand("ls");
+  ls.add_option("--filter", filter);
+  std::optional<int> limit;
+  std::optional<std::uint64_t> bytes;
+  ls.add_option("--limit", limit);
+  ls.add_option("--bytes", bytes)->transform(CLI::AsSizeValue(false));
   app.add_subcommand("watch")->add_option("job", job)->required();
   CLI::App& dataset = *app.add_subcommand("dataset");
   dataset.require_subcommand(1);
   dataset.add_subcommand("validate");
   dataset.add_subcommand("rm");
+  RefuseEmptyNumbers(app);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {
     app.parse(reversed);
@@ -52,6 +60,9 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
       {{"ls", "--filtr", "x"},
        "lora ls has no option --filtr; did you mean `--filter`?",
        "lora ls"},
+      {{"ls", "--limit", ""}, "--limit: needs a number", "lora ls"},
+      {{"ls", "--limit="}, "--limit", "lora ls"},
+      {{"ls", "--bytes", ""}, "--bytes", "lora ls"},
       {{"ls", "--jsn"}, "did you mean `--json`?", "lora ls"},
       {{"ls", "word"}, "not expected: word; see", "lora ls"},
       {{"ls", "--frobnicate"}, "has no option --frobnicate; see", "lora ls"},

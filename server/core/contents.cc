@@ -29,9 +29,10 @@ void Core::State::LookAtContent(JobState& job, const std::string& worker, const 
   const std::string content = ContentOf(job.job());
   looks_[number] = {job.name(), content, worker, reason, message};
   job.resumes = true;
-  jobs_.Transition(
-      job, v1::Job::QUEUED,
-      absl::StrCat("worker '", worker, "' could not load it: ", reason, ": ", message));
+  const std::string what =
+      message.starts_with(reason) ? message : absl::StrCat(reason, ": ", message);
+  jobs_.Transition(job, v1::Job::QUEUED,
+                   absl::StrCat("worker '", worker, "' could not load it: ", what));
   job.reads_content = true;
   job.why = absl::StrCat(content, " is read, for a worker could not load it");
   turn_.Do(ReadContent{number, job.name(), content});

@@ -99,9 +99,10 @@ void AddPolicy(CLI::App& serve, CoreOptions& core) {
       ->check(CLI::Validator(CheckLabelKey, ""))
       ->type_name("KEY");
   serve
-      .add_option("--least-gain", policy.least_gain,
-                  "A group takes another job only if its tokens a second rise by this share (0: as "
-                  "many as memory holds)")
+      .add_option(
+          "--least-gain", policy.least_gain,
+          "A group takes another job only if what it computes a second rises by this share (0: as "
+          "many as memory holds)")
       ->capture_default_str()
       ->check(Between(0, planner::kLeastGainMax))
       ->type_name("SHARE");

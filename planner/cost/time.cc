@@ -14,6 +14,10 @@ Terms<4> TermsOf(const Workload& work) {
   return {1, work.tokens, work.squared_lengths, work.adapter_work};
 }
 
+Terms<4> TermsOf(const TimeCoefficients& times) {
+  return {times.constant_ms, times.token_ms, times.squared_ms, times.adapter_ms};
+}
+
 std::string Text(const TimeCoefficients& times) {
   return absl::StrCat(times.constant_ms, " + ", times.token_ms, " tokens + ", times.squared_ms,
                       " squares + ", times.adapter_ms, " adapters ms");
@@ -35,33 +39,32 @@ TimeCoefficients operator+(const TimeCoefficients& a, const TimeCoefficients& b)
           .adapter_ms = a.adapter_ms + b.adapter_ms};
 }
 
-void TimeFit::Observe(const Workload& microbatch, double ms) {
+void TimeFit::Observe(const Workload& microbatch, double ms, const TimeCoefficients& expected) {
   const Microbatch one{microbatch, ms};
   if (before_) {
-    if (!std::exchange(has_taken_first_, true)) Take(*before_, one);
-    Take(one, *before_);
+    if (!std::exchange(has_taken_first_, true)) Take(*before_, one, expected);
+    Take(one, *before_, expected);
   }
   before_ = one;
 }
 
-void TimeFit::Take(const Microbatch& one, const Microbatch& beside) {
+void TimeFit::Take(const Microbatch& one, const Microbatch& beside,
+                   const TimeCoefficients& expected) {
   double ms = one.ms;
-  if (beside.ms > 0) {
-    const Terms<4> own = TermsOf(one.work), others = TermsOf(beside.work);
-    double times = 1;
-    for (size_t i = 1; i < own.size(); ++i) {
-      if (own[i] > 0) times = std::max(times, own[i] / others[i]);
-    }
-    ms = std::min(ms, kOutlier * times * beside.ms);
+  const double beside_ms = expected.Ms(beside.work, 1);
+  if (beside.ms > 0 && beside_ms > 0) {
+    const double longer = std::max(expected.Ms(one.work, 1) / beside_ms, 1.0);
+    ms = std::min(ms, kOutlier * longer * beside.ms);
   }
   fit_.Observe(TermsOf(one.work), ms);
 }
 
+double TimeFit::Level(const TimeCoefficients& prior) const {
+  return std::clamp(fit_.LevelOf(TermsOf(prior)), 1 / kLevelMax, kLevelMax);
+}
+
 Terms<4> TimeFit::Levelled(const TimeCoefficients& prior) const {
-  Terms<4> terms = {prior.constant_ms, prior.token_ms, prior.squared_ms, prior.adapter_ms};
-  const double level = std::clamp(fit_.LevelOf(terms), 1 / kLevelMax, kLevelMax);
-  for (double& term : terms) term *= level;
-  return terms;
+  return TermsOf(Level(prior) * prior);
 }
 
 // The relative variance of the noise, which is taken for kNoise before anything was observed.
@@ -108,14 +111,16 @@ TimePrior PriorOf(const WorkModel& work) {
 }
 
 void TimeModel::Observe(const Workload& microbatch, double forward_ms, double backward_ms) {
-  forward_.Observe(microbatch, forward_ms);
-  if (backward_ms > 0) backward_.Observe(microbatch, backward_ms);
+  forward_.Observe(microbatch, forward_ms, evaluate_);
+  if (backward_ms > 0) backward_.Observe(microbatch, backward_ms, backpropagate_);
   Fit();
 }
 
+// A device that was seen to evaluate alone is as fast or slow at its backwards.
 void TimeModel::Fit() {
   evaluate_ = forward_.Fit(prior_.forward);
-  train_ = evaluate_ + backward_.Fit(prior_.backward);
+  backpropagate_ = backward_.Fit(forward_.Level(prior_.forward) * prior_.backward);
+  train_ = evaluate_ + backpropagate_;
 }
 
 double TimeModel::TrainMs(const Workload& work, double microbatches) const {
@@ -127,14 +132,9 @@ double TimeModel::EvaluateMs(const Workload& work, double microbatches) const {
 }
 
 double TimeModel::EvaluatedShare(double tokens) const {
-  // A forward that was measured says nothing beside a backward that was not.
-  const TimeModel assumed(prior_);
-  const TimeModel& times = backward_.observations() > 0 ? *this : assumed;
-  Workload work = tokens;
-  if (const Workload mean = times.backward_.Mean(); mean.tokens > 0) {
-    work = tokens / mean.tokens * mean;
-  }
-  return times.EvaluateMs(work, 1) / times.TrainMs(work, 1);
+  Workload work(tokens);
+  if (const Workload mean = backward_.Mean(); mean.tokens > 0) work = tokens / mean.tokens * mean;
+  return EvaluateMs(work, 1) / TrainMs(work, 1);
 }
 
 bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<double>& backward) {
@@ -156,9 +156,8 @@ std::string TimeModel::BasisOf(const Workload& microbatch) const {
 }
 
 std::string TimeModel::ToText() const {
-  return absl::StrCat("forward ", Text(forward_.Fit(prior_.forward)), ", backward ",
-                      Text(backward_.Fit(prior_.backward)), " (", basis(), ", ",
-                      forward_.observations(), " microbatches)");
+  return absl::StrCat("forward ", Text(evaluate_), ", backward ", Text(backpropagate_), " (",
+                      basis(), ", ", forward_.observations(), " microbatches)");
 }
 
 }  // namespace lorad::planner

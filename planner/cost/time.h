@@ -14,13 +14,14 @@ namespace lorad::planner {
 
 // What is computed, by what its time depends on. Whole numbers, so that sums are exact below 2^53.
 struct Workload {
+  Workload() = default;
   // Implicit: of tokens alone, attention and adapters aside.
-  Workload(double of_tokens = 0, double squares = 0, double of_adapters = 0)  // NOLINT: implicit
+  Workload(double of_tokens, double squares = 0, double of_adapters = 0)  // NOLINT: implicit
       : tokens(of_tokens), squared_lengths(squares), adapter_work(of_adapters) {}
 
-  double tokens;
-  double squared_lengths;  // sum over sequences of len^2
-  double adapter_work;     // sum over tokens of the parameters of their adapter
+  double tokens = 0;
+  double squared_lengths = 0;  // sum over sequences of len^2
+  double adapter_work = 0;     // sum over tokens of the parameters of their adapter
 
   Workload& operator+=(const Workload& other) {
     tokens += other.tokens;
@@ -52,7 +53,7 @@ struct TimeCoefficients {
   double adapter_ms = 0;  // of one token and one parameter of its adapter
 
   // Of so many microbatches together.
-  double Ms(const Workload& work, double microbatches = 1) const {
+  double Ms(const Workload& work, double microbatches) const {
     return constant_ms * microbatches + token_ms * work.tokens + squared_ms * work.squared_lengths +
            adapter_ms * work.adapter_work;
   }
@@ -64,8 +65,8 @@ TimeCoefficients operator+(const TimeCoefficients& a, const TimeCoefficients& b)
 
 // Online fit of TimeCoefficients; a value type. Old observations fade: each new one scales what
 // came before by `1 - 1 / kMemory`. One alone that is far slower than the one before it (the first:
-// than the second), by its tokens and lengths, counts as kOutlier times as slow: a process that was
-// stopped, or a device that was cold, says nothing of what follows.
+// than the second), beside what is expected of the two, counts as kOutlier times as slow: a process
+// that was stopped, or a device that was cold, says nothing of what follows.
 class TimeFit {
  public:
   static constexpr double kMemory = 512;  // microbatches
@@ -75,12 +76,15 @@ class TimeFit {
   // So much faster or slower than is assumed of it a device may be, whatever it says.
   static constexpr double kLevelMax = 1e9;
 
-  void Observe(const Workload& microbatch, double ms);
+  // `expected`: what was fitted so far.
+  void Observe(const Workload& microbatch, double ms, const TimeCoefficients& expected);
   int64_t observations() const { return fit_.observations(); }
   // Non-negative least squares over the observations and over `prior`, made as long in the mean as
   // what was observed (by kLevelMax at most). The prior has the weight of the noise, so it decides
   // the directions that were never observed, and what noise alone says of the others.
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
+  // How many times as long as by `prior` what was observed took, in the mean; 1 before the first.
+  double Level(const TimeCoefficients& prior) const;
   // As NonNegativeFit has them.
   std::vector<double> sums() const { return fit_.sums(); }
   bool SetSums(const std::vector<double>& sums) { return fit_.SetSums(sums); }
@@ -94,7 +98,7 @@ class TimeFit {
     Workload work;
     double ms = 0;
   };
-  void Take(const Microbatch& one, const Microbatch& beside);
+  void Take(const Microbatch& one, const Microbatch& beside, const TimeCoefficients& expected);
   Terms<4> Levelled(const TimeCoefficients& prior) const;
   double Noise(const Terms<4>& prior) const;
 
@@ -135,7 +139,10 @@ inline constexpr const char* kAssumedBasis = "assumed throughput";
 class TimeModel {
  public:
   explicit TimeModel(const TimePrior& prior)
-      : prior_(prior), evaluate_(prior.forward), train_(prior.forward + prior.backward) {}
+      : prior_(prior),
+        evaluate_(prior.forward),
+        backpropagate_(prior.backward),
+        train_(prior.forward + prior.backward) {}
   void Observe(const Workload& microbatch, double forward_ms, double backward_ms);
   double TrainMs(const Workload& work, double microbatches) const;
   double EvaluateMs(const Workload& work, double microbatches) const;
@@ -164,7 +171,7 @@ class TimeModel {
   TimePrior prior_;
   TimeFit forward_, backward_;
   // Of the two and the prior: asked for far more often than something is observed.
-  TimeCoefficients evaluate_, train_;
+  TimeCoefficients evaluate_, backpropagate_, train_;
 };
 
 }  // namespace lorad::planner

@@ -3,9 +3,9 @@
 //
 // It follows the rules of schedule.h that decide most of it, and is a hundred times as fast as
 // asking Schedule() at every predicted end: 10,000 jobs that wait for 64 workers take milliseconds.
-// - Groups train in rounds, each of which takes r(S) ms (ends.h), and their jobs end in them. Where
-//   a group's pace is known (GroupView::tokens_per_second), its rounds last as many times as long
-//   as those of its jobs have: what a round has beside its microbatches no time model knows.
+// - Groups train in rounds, each of which takes r(S, Q, W) ms (ends.h), and their jobs end in them.
+//   Where it is known how long a group took lately (GroupView::computed_s), its rounds last as many
+//   times as long as those have: what a round has beside its microbatches no time model knows.
 //   Both have evaluations in them as if trained (ends.h), so these are counted once.
 // - Where a job ends, and on every idle worker now, the first of the queue that could run there
 //   alone comes next: it joins if the group has room for it, else the group takes nobody until its

@@ -102,11 +102,11 @@ void Place::Take(const GroupState& of_view) {
     // Of one of which nothing is known nothing is decided.
     if (member.running == nullptr) group.members.back().running = nullptr;
   }
-  paced = group.tokens_per_second > 0 && !trainees.empty();
+  const double measured = trainees.empty() ? 0 : MeasuredSlowness(group);
+  paced = measured > 0;
   if (!paced) return;
   longest_step_ms = 0;
-  slowness = std::clamp(group.crew.round().tokens / group.tokens_per_second / ModelSeconds(),
-                        1 / kSlownessMax, kSlownessMax);
+  slowness = std::clamp(measured, 1 / kSlownessMax, kSlownessMax);
 }
 
 void Place::Form(Round& round, const std::string& base_model, const ModelShape& model,

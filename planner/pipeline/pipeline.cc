@@ -153,7 +153,7 @@ Load LoadOf(const PipelineInput& input, const Microbatch& microbatch) {
         std::find_if(input.adapters.begin(), input.adapters.end(),
                      [&](const PipelineAdapter& a) { return a.name == segment.job; });
     const double tokens = static_cast<double>(segment.tokens);
-    const Workload sequence(tokens, tokens * tokens);
+    const Workload sequence = {tokens, tokens * tokens};
     load.all += sequence;
     load.trained += adapter->trained_share * sequence;
   }
@@ -161,7 +161,7 @@ Load LoadOf(const PipelineInput& input, const Microbatch& microbatch) {
 }
 
 double TimeOf(const TimeCoefficients& time, const PipelineBlock& block, const Load& load) {
-  return time.Ms(block.trained_only ? load.trained : load.all);
+  return time.Ms(block.trained_only ? load.trained : load.all, 1);
 }
 
 absl::StatusOr<Cut> CutBlocks(const PipelineInput& input, const std::vector<Load>& loads) {

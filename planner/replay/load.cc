@@ -22,7 +22,7 @@ size_t BurstOf(double mean, Draw& draw) {
 }
 
 int64_t StepsFor(int64_t alone_s, const QueuedJob& job, const TimeCoefficients& times) {
-  const double step_ms = times.Ms(StepOf(job));
+  const double step_ms = times.Ms(StepOf(job), 1);
   const double steps = std::round(1e3 * static_cast<double>(alone_s) / step_ms);
   return static_cast<int64_t>(std::clamp(steps, 1.0, kStepsMax));
 }

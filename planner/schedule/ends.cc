@@ -19,19 +19,22 @@ bool EndsBefore(const JobWork& a, const JobWork& b) {
 
 }  // namespace
 
+Workload WorkloadOf(double tokens, double squared_lengths, int64_t adapter_parameters) {
+  return {tokens, std::round(squared_lengths), static_cast<double>(adapter_parameters) * tokens};
+}
+
 Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters) {
-  return {tokens, std::round(squared_lengths),
-          static_cast<double>(adapter_parameters) * (tokens + kTokensOfStep)};
+  Workload step = WorkloadOf(tokens, squared_lengths, adapter_parameters);
+  step.adapter_work += static_cast<double>(adapter_parameters) * kTokensOfStep;
+  return step;
 }
 
 JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
-                        double evaluated_share) {
+                        int64_t adapter_parameters, double evaluated_share) {
   if (evaluations.parts == 0) return steps;
-  const auto tokens = static_cast<double>(evaluations.tokens);
-  const double parameters = steps.step.adapter_work / (steps.step.tokens + kTokensOfStep);
-  const Workload evaluated(tokens, evaluations.squared_lengths, parameters * tokens);
   Workload all = static_cast<double>(steps.remaining_steps) * steps.step;
-  all += evaluated_share * evaluated;
+  all += evaluated_share * WorkloadOf(static_cast<double>(evaluations.tokens),
+                                      evaluations.squared_lengths, adapter_parameters);
   const int64_t rounds = steps.remaining_steps + evaluations.parts;
   const Workload mean = 1 / static_cast<double>(rounds) * all;
   return {.step = {std::max(std::round(mean.tokens), 1.0), std::round(mean.squared_lengths),
@@ -45,6 +48,11 @@ TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share)
 
 double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
   return times.Ms(round, std::max(1.0, round.tokens / static_cast<double>(capacity)));
+}
+
+double BusyShare(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
+  const double ms = RoundMs(times, round, capacity);
+  return ms > 0 ? times.Ms(round, 0) / ms : 0;
 }
 
 std::vector<double> EndsOf(const TimeCoefficients& times, int64_t capacity,

@@ -18,9 +18,9 @@
 // while the others of its group train. So n steps of s tokens and p parts of v tokens together are
 // n + p rounds, of (n s + f v) / (n + p) tokens in the mean, where f is what an evaluated token takes
 // of a trained one's time (TimeModel::EvaluatedShare), and so for what attention and adapters take.
-// The tokens are counted as if trained in all
-// that is weighed and measured, so no pace has to know which of the two a group did lately. Where a
-// job trains alone in rounds of less than C tokens, a part is charged all of a and not its share.
+// They are counted as if trained in all that is weighed and measured, so no pace has to know which
+// of the two a group did lately. Where a job trains alone in rounds of less than C tokens, a part is
+// charged all of a and not its share.
 //
 // The times of a base model (TimeCoefficients) are of all of it on one device: of a group of S
 // stages their sum over the stages. S workers are at S microbatches at once, so every a + b t costs
@@ -54,17 +54,24 @@ struct JobWork {
   bool operator==(const JobWork&) const = default;
 };
 
-// A step of so many tokens, with the optimizer's share, of an adapter of so many parameters.
+// Of so many tokens, and an adapter of so many parameters.
+Workload WorkloadOf(double tokens, double squared_lengths, int64_t adapter_parameters);
+// A step of these: with the optimizer's share.
 Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters);
 // That work, of steps alone, and those evaluations.
 JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,
-                        double evaluated_share);
+                        int64_t adapter_parameters, double evaluated_share);
 
 // Of a group of stages the slowest of which does that share of the work (stages/blocks.h).
 TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share);
 
 // r(S, Q, W), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
 double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t capacity);
+
+// The share of a round that goes with what it computes: 1 - a max(1, S / C) / r(S, Q, W); 0 of a
+// round of no tokens. It rises with each job, whatever its rank and lengths, until the steps fill a
+// microbatch; while all jobs are alike, as the tokens a second do.
+double BusyShare(const TimeCoefficients& times, const Workload& round, int64_t capacity);
 
 // The end of each job in the order of `jobs`, in seconds from now, where all train together from
 // now on.

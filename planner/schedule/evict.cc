@@ -153,11 +153,8 @@ class Chooser {
     if (other == g || !to.fresh() || !from.pace.known) return other != g;
     const TimeCoefficients& times = from.pace.times;
     const int64_t capacity = from.shape.capacity_tokens;
-    const Workload& round = from.crew.round();
     // Rounds have more than the microbatches that the times are of: small models' mostly that.
-    const double measured_ms =
-        from.tokens_per_second > 0 ? 1000 * round.tokens / from.tokens_per_second : 0;
-    const double longer = std::max(1.0, measured_ms / RoundMs(times, round, capacity));
+    const double longer = std::max(1.0, MeasuredSlowness(from));
     const double end_s =
         longer * EndsOf(times, capacity, from.crew.jobs())[from.crew.Find(from.members[m].work)];
     return view_.move_s + to.delay_s < end_s;

@@ -1,4 +1,4 @@
-// The order of the queue, and how many jobs still help a group (schedule.h).
+// The order of the queue (schedule.h).
 #include <algorithm>
 #include <compare>
 #include <map>
@@ -54,12 +54,6 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
 Workload StepOf(const QueuedJob& job) {
   return StepOf(static_cast<double>(job.step_tokens), job.step_squared_lengths,
                 AdapterParameters(*job.model, job.adapter));
-}
-
-double GroupThroughput(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
-  if (round.tokens <= 0) return 0;
-  const double ms = RoundMs(times, round, capacity);
-  return ms > 0 ? round.tokens / ms : 0;
 }
 
 }  // namespace lorad::planner

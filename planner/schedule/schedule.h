@@ -84,10 +84,6 @@ double PointsOf(const SchedulePolicy& policy, int64_t waited_s);
 // What a step of the job computes (ends.h).
 Workload StepOf(const QueuedJob& job);
 
-// Tokens a millisecond of a group whose jobs' steps are `round` together, by RoundMs (ends.h). It rises until the steps fill a microbatch of `capacity` tokens, and not
-// beyond.
-double GroupThroughput(const TimeCoefficients& times, const Workload& round, int64_t capacity);
-
 // The capacity of a group: at least `microbatch_tokens`, and room for the longest sequence.
 int64_t CapacityFor(int64_t microbatch_tokens, int64_t longest_sequence);
 

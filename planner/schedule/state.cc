@@ -59,7 +59,7 @@ JobWork WorkOf(const Job& job, const Footprint& footprint, double evaluated_shar
   return WithEvaluations({.step = StepOf(static_cast<double>(tokens), job.step_squared_lengths,
                                          footprint.adapter_parameters),
                           .remaining_steps = known ? job.remaining_steps : kUnknownSteps},
-                         job.evaluations, evaluated_share);
+                         job.evaluations, footprint.adapter_parameters, evaluated_share);
 }
 
 }  // namespace
@@ -138,7 +138,8 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.base = sizes.BaseOf(group.base_model);
   const int64_t tokens = TokensOn(view, group.microbatch_tokens);
   state.shape = group.shape;
-  state.tokens_per_second = group.tokens_per_second;
+  state.computed = group.computed;
+  state.computed_s = group.computed_s;
   state.budget_bytes = group.budget_bytes;
   state.stages = group.stages;
   if (group.stages.empty()) {
@@ -229,6 +230,16 @@ bool IsKnown(const GroupState& group) {
          });
 }
 
+double MeasuredSlowness(const GroupState& group) {
+  const Workload& round = group.crew.round();
+  if (group.computed_s <= 0 || round.tokens <= 0) return 0;
+  const double of_round =
+      std::max(1.0, round.tokens / static_cast<double>(group.shape.capacity_tokens));
+  const double ms =
+      group.pace.times.Ms(group.computed, group.computed.tokens / round.tokens * of_round);
+  return ms > 0 ? 1000 * group.computed_s / ms : 0;
+}
+
 bool Mix(const GroupState& group, const QueuedJob& job) {
   if (group.jobs == 0) return true;
   if (job.alone || group.alone) return false;
@@ -306,9 +317,9 @@ bool Round::Helps(const GroupState& group, const GroupShape& shape, const Queued
   if (group.lowest_priority < job.priority) return true;
   const TimeCoefficients& times = group.pace.times;
   Workload round = group.crew.round();
-  const double now = GroupThroughput(times, round, shape.capacity_tokens);
+  const double now = BusyShare(times, round, shape.capacity_tokens);
   round += work.step;
-  const double then = GroupThroughput(times, round, shape.capacity_tokens);
+  const double then = BusyShare(times, round, shape.capacity_tokens);
   return then >= now * (1 + view.policy.least_gain);
 }
 

@@ -95,8 +95,9 @@ struct GroupState {
   bool rests = false;    // its worker, or that of a stage, takes no jobs
   bool touched = false;  // a running job comes into it by a decision of this round
   int64_t formed_s = 0;
-  double tokens_per_second = 0;  // GroupView's
-  StageBytes bytes;              // without slots, of `shape`
+  Workload computed;      // GroupView's,
+  double computed_s = 0;  // likewise
+  StageBytes bytes;       // without slots, of `shape`
   StageBytes slot_bytes;
   size_t jobs = 0;
   // So many of the jobs that wait are known not to be ahead of others here, and never will be.
@@ -154,6 +155,9 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
 // All its times are known, and all its jobs' steps.
 bool IsKnown(const GroupState& group);
 
+// So many times as long as by its times its rounds have lasted lately; 0: unknown.
+double MeasuredSlowness(const GroupState& group);
+
 // Whether suspicion lets the job into the group.
 bool Mix(const GroupState& group, const QueuedJob& job);
 
@@ -170,7 +174,7 @@ struct Round {
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const Waiter* Ahead(const GroupState& group);
-  // Tokens a second rise by least_gain, or someone of less priority is to be slowed down.
+  // BusyShare rises by least_gain, or someone of less priority is to be slowed down.
   bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
              const JobWork& work) const;
   size_t KindOf(const WorkerView& worker);

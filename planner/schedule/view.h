@@ -101,9 +101,11 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
-  // That it has trained lately, whatever its rounds had beside microbatches, and those evaluated as
-  // if trained (ends.h); 0: unknown. For forecasts, and for what is left of a job that may make room.
-  double tokens_per_second = 0;
+  // What it has computed lately, evaluations as if trained (ends.h), and in how long, whatever its
+  // rounds had beside microbatches; 0 s: unknown. For forecasts, and for what is left of a job that
+  // may make room.
+  Workload computed = {};
+  double computed_s = 0;
   std::vector<StageView> stages =
       {};  // of several workers, in their order; empty: of `worker` alone
 };
@@ -158,8 +160,8 @@ struct SchedulePolicy {
   // A job has one point less for each job of its label group that runs, or that stands before it
   // among those of its priority.
   bool fair_share = false;
-  // A group takes another job only if its tokens a second rise by this share of what they are: 0
-  // takes as many as memory holds. A job of higher priority than some job of the group always may
+  // A group takes another job only if what it computes a second (BusyShare, ends.h) rises by this
+  // share of what it is: 0 takes as many as memory holds. A job of higher priority than some job of the group always may
   // join. Needs ClusterView::times and step_tokens.
   double least_gain = 0;
   // Running jobs are moved to where all end earlier, and groups formed again to have longer

@@ -110,6 +110,11 @@ bool NonNegativeFit<kTerms>::SetSums(const std::vector<double>& sums) {
   if (sums.size() != kSums || !std::ranges::all_of(sums, is_good)) return false;
   constexpr size_t kWeight = kTerms * kTerms + kTerms + 1, kObservations = kWeight + 3;
   if (sums[kObservations] < 0 || sums[kObservations] > 1e15 || sums[kWeight] < 0) return false;
+  const bool none = sums[kObservations] == 0;
+  if (none != (sums[kWeight] == 0) || none != (sums[kWeight + 1] == 0)) return false;
+  for (size_t i = kObservations + 1; i <= kObservations + kTerms; ++i) {
+    if (sums[i] > sums[i + kTerms]) return false;  // the least beside the largest
+  }
   auto next = sums.begin();
   const auto take = [&] { return *next++; };
   for (Terms<kTerms>& row : products_) std::ranges::generate(row, take);

@@ -116,7 +116,9 @@ v1::ClusterStatus Core::State::ViewCluster() {
       view.set_adapters_per_microbatch(static_cast<double>(group.adapters_in_microbatches) /
                                        static_cast<double>(group.microbatches));
     }
-    if (goes_on) view.set_tokens_per_second(group.pace.Rate());
+    if (goes_on) {
+      view.set_tokens_per_second(group.pace.PerSecond(group.pace.Done().tokens));
+    }
     view.set_reserved_bytes(reserved_bytes);
     view.set_bound_microbatches(group.bound_microbatches);
     view.set_planning_seconds(static_cast<double>(group.planning_us) / 1e6);

@@ -166,13 +166,14 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const planner::TimeModel& times =
       cluster_.fits().TimesOf(job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
   const int64_t parameters = planner::AdapterParameters(*queued.model, queued.adapter);
-  const planner::Workload step =
-      planner::StepOf(of_step, complete.total_squared_lengths() / steps, parameters);
+  const double squares = complete.total_squared_lengths() / steps;
+  const planner::Workload step = planner::StepOf(of_step, squares, parameters);
+  const planner::Workload passes = planner::WorkloadOf(of_step, squares, parameters);
   const double left = steps - static_cast<double>(job.step());
   const double of_each = std::ceil(of_step / static_cast<double>(shape.capacity_tokens));
   double ms = left * times.TrainMs(step, of_each);
   if (shape.recomputation == planner::Recomputation::kBlocks) {
-    ms += left * times.EvaluateMs(step, of_each);  // forward twice
+    ms += left * times.EvaluateMs(passes, of_each);  // forward twice
   }
   if (on_several) {
     ms *= planner::FillAndDrainFactor(static_cast<int64_t>(of_step), shape.capacity_tokens,
@@ -181,19 +182,15 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const planner::EvaluationWork evaluations = EvaluationsLeft(state, options_.evaluate_sequences);
   if (evaluations.parts > 0) {
     const auto tokens = static_cast<double>(evaluations.tokens);
-    ms += times.EvaluateMs(
-        {tokens, evaluations.squared_lengths, static_cast<double>(parameters) * tokens},
-        std::max(static_cast<double>(evaluations.parts),
-                 tokens / static_cast<double>(shape.capacity_tokens)));
+    ms += times.EvaluateMs(planner::WorkloadOf(tokens, evaluations.squared_lengths, parameters),
+                           std::max(static_cast<double>(evaluations.parts),
+                                    tokens / static_cast<double>(shape.capacity_tokens)));
   }
   if (on_several) {  // what stages wait aside
     ms *= planner::SlowestShare(*queued.model, on_several->ranges, queued.longest_sequence / 2);
   }
   estimate.set_seconds(SlownessOf(cluster_, alone, estimate) * ms / 1000);
-  const double each = 1 / std::max(of_each, 1.0);
-  estimate.set_seconds_basis(
-      times.BasisOf(each * planner::Workload(step.tokens, step.squared_lengths,
-                                             static_cast<double>(parameters) * step.tokens)));
+  estimate.set_seconds_basis(times.BasisOf(1 / std::max(of_each, 1.0) * passes));
   if (job.name().empty()) {
     record.set_order(std::numeric_limits<int64_t>::max());
     state.since_us = turn_.now_us();

@@ -80,7 +80,9 @@ void Core::State::Forecast() {
   for (const auto& [name, group] : groups_.all()) {
     for (const auto& [member, slot] : group.members) {
       JobState* job = jobs_.Find(member);
-      if (job && IsPlaced(job->state())) TakeForecast(*job, of(member));
+      if (!job || !IsPlaced(job->state())) continue;
+      TakeForecast(*job, of(member));
+      job->forecast.paced = group.pace.IsKnown();
     }
   }
 }

@@ -345,7 +345,6 @@ void Core::State::SendWindowsAgain(const GroupState& group, const StageState& st
 // earlier one is told of this.
 void Core::State::OnReturned(GroupState& group, StageState& stage) {
   stage.returned = true;
-  stage.missed_until = WorkerOf(stage).hello.last_report();
   turn_.Info(absl::StrCat(group.name, ": worker '", stage.worker, "' is back, behind window ",
                           WorkerOf(stage).hello.last_window()));
   if (!std::ranges::all_of(group.stages, &StageState::returned)) return;

@@ -192,7 +192,10 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     entry.worker = group.first().worker;
     entry.device_name = DeviceKeyOf(&worker);
     entry.formed_s = group.formed_us > 0 ? SecondsSince(group.formed_us) : 0;
-    if (group.pace.IsKnown()) entry.tokens_per_second = group.pace.Rate();
+    if (group.pace.IsKnown()) {
+      entry.computed = group.pace.Done();
+      entry.computed_s = group.pace.Seconds();
+    }
     entry.changes = group.phase != GroupState::Phase::kRunning && !silent;
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {

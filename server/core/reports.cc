@@ -102,7 +102,6 @@ void Core::State::OnReport(GroupState& group, StageState& stage, const worker::v
     return CloseLiar(worker, wrong);
   }
   stage.last_report = report.number();
-  if (report.number() == stage.missed_until) ForgetPaces(group);
   group.heard_us = turn_.now_us();
   using Report = worker::v1::Report;
   switch (report.content_case()) {
@@ -270,7 +269,9 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
 }
 
 // A step, or a part of an evaluation, of so many tokens is done: how fast the group is shows as it
-// goes, and what the job still has to do at that pace.
+// goes, and how long the job still takes. Its forecast knows who ends before it or comes beside it;
+// its own pace counts where that of its group was not known then, and where it ends before its last
+// step.
 void Core::State::CountUnit(const GroupState& group, JobState& job, int64_t trained,
                             double evaluated) {
   if (turn_.now_us() - forecasts_.made_us >= kForecastAgainUs) forecasts_.wanted = true;
@@ -279,11 +280,18 @@ void Core::State::CountUnit(const GroupState& group, JobState& job, int64_t trai
   const double share = evaluated > 0 || left.tokens > 0
                            ? EvaluatedShare(group.base_model, WorkerOf(group.first()))
                            : 0;
-  job.work.Add(turn_.now_us(), trained + std::llround(share * evaluated));
+  job.work.Add(turn_.now_us(), static_cast<double>(trained) + share * evaluated);
   const double tokens_left = TokensToTrain(view) + share * static_cast<double>(left.tokens);
-  if (tokens_left <= 0) view.set_seconds_left(0);
-  const double rate = job.work.Rate();
-  if (rate > 0) view.set_seconds_left(tokens_left / rate);
+  const double rate = job.work.PerSecond(job.work.Done());
+  const bool foresees = job.forecast.paced && EndStep(view) == view.total_steps();
+  const double age_s = static_cast<double>(turn_.now_us() - job.forecast.made_us) / 1e6;
+  if (tokens_left <= 0) {
+    view.set_seconds_left(0);
+  } else if (foresees && job.forecast.end_s > age_s) {
+    view.set_seconds_left(job.forecast.end_s - age_s);
+  } else if (rate > 0) {
+    view.set_seconds_left(tokens_left / rate);
+  }
 }
 
 void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done) {
@@ -302,14 +310,15 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   v1::Job& view = job->job();
   view.set_step(done.step());
   view.set_tokens(view.tokens() + done.tokens());
-  view.set_total_tokens(TotalTokens(job->record));
+  SetTotals(job->record);
   if (SaveDue(view, done.step())) job->saved_tokens[done.step()] = view.tokens();
   view.set_loss(done.loss());
   view.set_grad_norm(done.grad_norm());
   view.set_learning_rate(done.learning_rate());
   view.set_epoch(EpochAt(job->record, done.step()));
-  job->pace.Add(turn_.now_us(), done.tokens());
-  view.set_tokens_per_second(job->pace.Rate());
+  job->pace.Add(turn_.now_us(), static_cast<double>(done.tokens()));
+  const double rate = job->pace.PerSecond(job->pace.Done());
+  if (rate > 0) view.set_tokens_per_second(rate);
   CountUnit(group, *job, done.tokens(), 0);
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());
@@ -409,31 +418,22 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
 
 // ---- pace ----
 
-// What a worker did while nobody heard it, and says all at once, is no pace.
-void Core::State::ForgetPaces(GroupState& group) {
-  group.pace.Clear();
-  for (const auto& [name, member] : group.members) {
-    JobState* job = jobs_.Find(name);
-    if (job && IsPlaced(job->state())) jobs_.ForgetPace(*job);
-  }
-}
-
 void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
-  const auto [jobs, adapter_work] = TakeMicrobatch(stage.orders, done.microbatch());
+  const auto [jobs, work] = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
   if (&stage == &group.last() && group.stages.size() > 1 && !std::exchange(group.proven, true)) {
     for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
   }
   // Of answers: the head sees but their last tokens, and no job is trained.
   if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
-  ObserveTimes(group, done, adapter_work);
+  ObserveTimes(group, done, work);
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();
   const bool trains = done.backward_ms() > 0;
   const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));
-  group.pace.Add(turn_.now_us(), std::llround(share * static_cast<double>(done.tokens())));
+  group.pace.Add(turn_.now_us(), share * work);
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;
@@ -450,9 +450,9 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
 // The fit is of a model that is whole on one worker; where stages are on unlike ones, or on ones of
 // unlike speed, nothing is learned. How fast a worker is shows where it has all of a model.
 void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done,
-                               double adapter_work) {
+                               const planner::Workload& work) {
   const auto times = group.passes.Add(done, group.stages.size());
-  if (!times) return;
+  if (!times || work.tokens == 0) return;
   WorkerState& first = WorkerOf(group.first());
   const bool whole = group.stages.size() == 1;
   const bool alike = whole || std::ranges::all_of(group.stages, [&](const StageState& stage) {
@@ -465,10 +465,7 @@ void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDo
   const double backward_ms =
       std::max(times->backward_ms - (recomputes ? times->forward_ms : 0), 0.0);
   const TimedMicrobatch microbatch{
-      .work = {static_cast<double>(done.tokens()), static_cast<double>(done.squared_lengths()),
-               adapter_work},
-      .forward_ms = times->forward_ms,
-      .backward_ms = backward_ms};
+      .work = work, .forward_ms = times->forward_ms, .backward_ms = backward_ms};
   const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
   const int64_t capacity = group.shape.capacity_tokens;
   if (whole) {

@@ -394,13 +394,13 @@ class Core::State {
   void FailGuest(const worker::v1::SlotFailed& failed, WorkerState& worker,
                  const std::string& message);
   void OnSlotFreed(GroupState& group, StageState& stage, const worker::v1::SlotFreed& freed);
-  void ForgetPaces(GroupState& group);
   void CountUnit(const GroupState& group, JobState& job, int64_t trained, double evaluated);
   void OnStepDone(GroupState& group, const worker::v1::StepDone& done);
   void OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done);
   void OnMicrobatchDone(GroupState& group, StageState& stage,
                         const worker::v1::MicrobatchDone& done);
-  void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done, double adapter_work);
+  void ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done,
+                    const planner::Workload& work);
   void OnWindowDone(GroupState& group, StageState& stage);
   void OnNotFinite(GroupState& group, const worker::v1::NotFinite& report);
   void OnSaveDelayed(const StageState& stage, const worker::v1::SaveDelayed& delayed);

@@ -188,7 +188,7 @@ std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
     const SentWindow& front = stage.orders.windows.front();
     if (!oldest || front.number < oldest->number) oldest = &front;
   }
-  const WindowWork work = oldest ? oldest->work : WindowWork();
+  const WindowWork work = oldest ? WorkOf(*oldest) : WindowWork();
   const planner::TimeModel assumed(planner::PriorOf(WorkOf(shape, group.shape.device)));
   double slowness = 0;
   for (const StageState& stage : group.stages) {

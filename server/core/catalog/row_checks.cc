@@ -193,15 +193,14 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
   }
   record.set_training_rows(rows.rows());
   record.set_training_row_tokens(rows.tokens());
+  record.set_training_row_squared_lengths(rows.squared_lengths());
   record.set_longest_tokens(longest);
   job.set_longest_tokens(longest);
   job.set_truncated_rows(truncated);
   job.set_skipped_rows(skipped);
   job.set_sequences(sequences);
   job.set_total_steps(TotalSteps(record));
-  job.set_total_tokens(TotalTokens(record));
-  job.set_total_squared_lengths(rows.squared_lengths() * static_cast<double>(job.total_tokens()) /
-                                static_cast<double>(std::max<int64_t>(rows.tokens(), 1)));
+  SetTotals(record);
   SettleWarmup(job);
   WarnOfSteps(rows.rows(), job);
   return absl::OkStatus();

@@ -34,4 +34,13 @@ int64_t TotalTokens(const records::JobRecord& record) {
          std::llround(mean * static_cast<double>(std::max<int64_t>(rows_to_come, 0)));
 }
 
+void SetTotals(records::JobRecord& record) {
+  v1::Job& job = *record.mutable_job();
+  job.set_total_tokens(TotalTokens(record));
+  if (record.training_row_tokens() <= 0) return;
+  job.set_total_squared_lengths(record.training_row_squared_lengths() *
+                                static_cast<double>(job.total_tokens()) /
+                                static_cast<double>(record.training_row_tokens()));
+}
+
 }  // namespace lorad::server

@@ -64,8 +64,9 @@ planner::TimeModel& Fits::TimesAt(const Key& key, const planner::ModelShape& sha
   planner::TimeModel model(planner::PriorOf(WorkOf(shape, device)));
   if (const auto stored = stored_times_.find(key); stored != stored_times_.end()) {
     if (!model.SetSums(Of(stored->second.forward()), Of(stored->second.backward()))) {
-      turn_.Info(absl::StrCat("times of model '", std::get<0>(key),
-                              "' were stored by another version of lorad: they are measured anew"));
+      turn_.Info(absl::StrCat(
+          "times of model '", std::get<0>(key),
+          "' in the store are of another version of lorad, or damaged: they are measured anew"));
     }
     stored_times_.erase(stored);
   }

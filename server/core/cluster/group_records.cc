@@ -18,7 +18,9 @@ void Put(const BegunMicrobatches& microbatches,
     GroupRecord::Begun& entry = *begun->Add();
     entry.set_microbatch(number);
     for (const std::string& job : microbatch.jobs) entry.add_jobs(job);
-    entry.set_adapter_work(microbatch.adapter_work);
+    entry.set_tokens(microbatch.work.tokens);
+    entry.set_squared_lengths(microbatch.work.squared_lengths);
+    entry.set_adapter_work(microbatch.work.adapter_work);
   }
 }
 
@@ -45,10 +47,6 @@ void Put(const SentWindow& window, GroupRecord::Window* to) {
   for (const int64_t left : window.left) to->add_left(left);
   for (const auto& [job, orders] : window.jobs) Put(job, orders, to->add_jobs());
   for (const std::string& job : window.frees) to->add_frees(job);
-  to->set_tokens(window.work.sum.tokens);
-  to->set_squared_lengths(window.work.sum.squared_lengths);
-  to->set_adapter_work(window.work.sum.adapter_work);
-  to->set_microbatches(window.work.microbatches);
 }
 
 void Put(const StageState& stage, GroupRecord::Stage* to) {
@@ -99,8 +97,9 @@ void Put(const planner::Place& place, GroupRecord::Place* to) {
 BegunMicrobatches Begun(const google::protobuf::RepeatedPtrField<GroupRecord::Begun>& begun) {
   BegunMicrobatches microbatches;
   for (const GroupRecord::Begun& entry : begun) {
-    microbatches[entry.microbatch()] = {{entry.jobs().begin(), entry.jobs().end()},
-                                        entry.adapter_work()};
+    microbatches[entry.microbatch()] = {
+        {entry.jobs().begin(), entry.jobs().end()},
+        {entry.tokens(), entry.squared_lengths(), entry.adapter_work()}};
   }
   return microbatches;
 }
@@ -130,8 +129,6 @@ SentWindow From(const GroupRecord::Window& record) {
     window.jobs[orders.job()] = From(orders);
   }
   window.frees = {record.frees().begin(), record.frees().end()};
-  window.work = {.sum = {record.tokens(), record.squared_lengths(), record.adapter_work()},
-                 .microbatches = record.microbatches()};
   return window;
 }
 

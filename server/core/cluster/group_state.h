@@ -64,7 +64,6 @@ struct StageState {
   bool lost_another = false;  // as its worker says
   StageOrders orders = {};
   int64_t last_report = 0;
-  int64_t missed_until = 0;  // the last of the reports that came late, all at once
   int64_t reserved_bytes = 0;
   int64_t peak_before_bytes = 0;  // WorkerState::peak_bytes when it was formed
   std::deque<MeasuredMicrobatch> measured = {};
@@ -125,7 +124,7 @@ struct GroupState {
   int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
   int64_t bound_microbatches = 0;
   std::map<std::string, int64_t> packings;  // by path
-  Pace pace{64};  // of microbatches, the tokens of evaluations as if trained
+  Pace<planner::Workload> pace{64};  // of microbatches, those that evaluate as if they trained
   WholePasses passes;
 
   StageState& first() { return stages.front(); }

@@ -17,15 +17,13 @@ int64_t TokensOf(const Segment& segment) {
 
 void AddMicrobatch(const worker::v1::Microbatch& microbatch, const ParametersOfJobs& parameters,
                    bool losses, SentWindow* sent) {
-  auto& [jobs, adapter_work] = sent->begins[microbatch.number()];
-  sent->work.microbatches++;
+  auto& [jobs, work] = sent->begins[microbatch.number()];
   for (const Segment& segment : microbatch.segments()) {
     jobs.push_back(segment.job());
     const auto tokens = static_cast<double>(TokensOf(segment));
     const auto of_job = parameters.find(segment.job());
     const int64_t adapter = of_job == parameters.end() ? 0 : of_job->second;
-    adapter_work += static_cast<double>(adapter) * tokens;
-    sent->work.sum += {tokens, tokens * tokens, static_cast<double>(adapter) * tokens};
+    work += {tokens, tokens * tokens, static_cast<double>(adapter) * tokens};
     if (!losses || segment.mode() != Segment::EVALUATE) continue;
     JobOrders& orders = sent->jobs[segment.job()];
     orders.evaluate_step = segment.step();
@@ -192,6 +190,13 @@ void TakeSequence(StageOrders& orders, const std::string& job, int64_t step, int
   FindFirst(orders.windows, job, [&](const JobOrders& of_job) {
     return of_job.evaluate_step == step && of_job.sequences.contains(sequence);
   })->sequences.erase(sequence);
+}
+
+WindowWork WorkOf(const SentWindow& window) {
+  WindowWork work;
+  work.microbatches = static_cast<double>(window.begins.size());
+  for (const auto& [number, begun] : window.begins) work.sum += begun.work;
+  return work;
 }
 
 BegunMicrobatch TakeMicrobatch(StageOrders& orders, int64_t microbatch) {

@@ -38,7 +38,7 @@ struct JobOrders {
   bool answered() const { return given_up || (!load_step && steps.empty() && sequences.empty()); }
 };
 
-// What a window computes, for the time model.
+// What a window computes.
 struct WindowWork {
   planner::Workload sum;
   double microbatches = 0;
@@ -46,7 +46,7 @@ struct WindowWork {
 
 struct BegunMicrobatch {
   std::vector<std::string> jobs;  // sorted, each once
-  double adapter_work = 0;        // planner::Workload's
+  planner::Workload work;         // empty where an older version sent it: unknown
 };
 using BegunMicrobatches = std::map<int64_t, BegunMicrobatch>;  // by number
 // Parameters of the jobs' adapters; of those that are not in it they do not count.
@@ -66,7 +66,6 @@ struct SentWindow {
   // Tokens that are asked for, of the stage that has the losses, each with its microbatch.
   std::map<TokenKey, int64_t> generates = {};
   bool generates_may_be_told = false;  // of before this start: some of them are told already
-  WindowWork work;
 };
 
 struct StageOrders {
@@ -83,6 +82,8 @@ using OpenBatches = std::map<std::pair<std::string, int64_t>, worker::v1::Batch>
 // losses, the last one; null for the others.
 void AddWindow(const worker::v1::Window& window, const StageWindows& of,
                const ParametersOfJobs& parameters, OpenBatches* losses, StageOrders& orders);
+
+WindowWork WorkOf(const SentWindow& window);
 
 // The tokens that a window asks for.
 std::map<TokenKey, int64_t> GeneratesOf(const worker::v1::Window& window);

@@ -13,6 +13,7 @@ struct JobForecast {
   int64_t made_us = 0;  // Moment::steady_us; 0: there is none
   int64_t made_wall_us = 0;
   bool started = false;  // it was in a group already: there is no start
+  bool paced = false;    // and the pace of that was known
   double start_s = 0;
   planner::ForecastInterval start;
   double end_s = 0;

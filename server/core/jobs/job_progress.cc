@@ -48,7 +48,7 @@ void ShowCheckpoint(records::JobRecord& record) {
   const int64_t step = job.last_checkpoint_step();
   job.set_step(step);
   job.set_tokens(record.checkpoint_tokens());
-  job.set_total_tokens(TotalTokens(record));
+  SetTotals(record);
   job.set_epoch(EpochAt(record, step));
   if (const v1::StepMetrics& row = record.checkpoint_metrics(); step > 0 && row.step() == step) {
     job.set_loss(row.loss());

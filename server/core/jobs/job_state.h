@@ -55,9 +55,10 @@ struct JobState {
   // job().tokens at steps whose save was asked for and is not committed yet.
   std::map<int64_t, int64_t> saved_tokens;
   Evaluation evaluation;
-  Pace pace{20};    // of steps
-  Pace work{64};    // of steps and parts of evaluations, the tokens of these as if trained
-  int commits = 0;  // checkpoints that are being written
+  Pace<double> pace{20};  // of the tokens of steps
+  // And of parts of evaluations, their tokens as if trained.
+  Pace<double> work{64};
+  int commits = 0;              // checkpoints that are being written
   int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them

@@ -112,7 +112,7 @@ void JobTable::TakeUpProgress(const std::string& bytes, JobState& job) {
   if (!progress.ParseFromString(bytes) || progress.revision() < job.job().revision()) return;
   progress.set_revision(job.job().revision());
   SetProgress(std::move(progress), &job.job());
-  job.job().set_total_tokens(TotalTokens(job.record));
+  SetTotals(job.record);
 }
 
 void JobTable::LoadMetrics(const StoredState& stored) {

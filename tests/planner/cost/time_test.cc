@@ -16,6 +16,10 @@ Workload Alone(int64_t tokens) {
   return {length, length * length};
 }
 
+void Observe(TimeFit& fit, const TimeCoefficients& prior, const Workload& work, double ms) {
+  fit.Observe(work, ms, fit.Fit(prior));
+}
+
 TEST_CASE("A fit finds the coefficients of varied microbatches") {
   const TimeCoefficients truth{3, 0.7, 2e-4, 5e-8};
   const TimeCoefficients prior{0, 0.1, 1e-5, 1e-8};
@@ -32,24 +36,25 @@ TEST_CASE("A fit finds the coefficients of varied microbatches") {
         work += {length, length * length, parameters * length};
       }
       const double noise = 1 + (static_cast<double>(random() % 200) - 100) * 1e-4;
-      fit.Observe(work, truth.Ms(work) * noise);
+      Observe(fit, prior, work, truth.Ms(work, 1) * noise);
     }
     const TimeCoefficients found = fit.Fit(prior);
     CHECK(found.token_ms == Approx(truth.token_ms).epsilon(0.05));
     CHECK(found.adapter_ms == Approx(truth.adapter_ms).epsilon(0.05));
-    CHECK(found.Ms({1000, 200'000, 1e9}) == Approx(truth.Ms({1000, 200'000, 1e9})).epsilon(0.01));
-    CHECK(found.Ms({300, 90'000, 1e9}) == Approx(truth.Ms({300, 90'000, 1e9})).epsilon(0.02));
+    CHECK(found.Ms({1000, 200'000, 1e9}, 1) ==
+          Approx(truth.Ms({1000, 200'000, 1e9}, 1)).epsilon(0.01));
+    CHECK(found.Ms({300, 90'000, 1e9}, 1) == Approx(truth.Ms({300, 90'000, 1e9}, 1)).epsilon(0.02));
   }
 }
 
 TEST_CASE("Microbatches all alike: their time is met, the rest stays near the prior's shape") {
   const TimeCoefficients prior{0, 0.5, 1e-4};
   TimeFit fit;
-  for (int i = 0; i < 300; ++i) fit.Observe({1000, 250'000}, 1100);  // the prior says 525
+  for (int i = 0; i < 300; ++i) Observe(fit, prior, {1000, 250'000}, 1100);  // the prior says 525
   const TimeCoefficients found = fit.Fit(prior);
-  CHECK(found.Ms({1000, 250'000}) == Approx(1100).epsilon(0.01));
-  CHECK(found.Ms({500, 62'500}) > 262.5);
-  CHECK(found.Ms({500, 62'500}) < 1100);
+  CHECK(found.Ms({1000, 250'000}, 1) == Approx(1100).epsilon(0.01));
+  CHECK(found.Ms({500, 62'500}, 1) > 262.5);
+  CHECK(found.Ms({500, 62'500}, 1) < 1100);
 }
 
 TEST_CASE("What was never observed is foretold in the prior's proportions, as fast as the rest") {
@@ -61,12 +66,12 @@ TEST_CASE("What was never observed is foretold in the prior's proportions, as fa
   TimeFit fit;
   for (int i = 0; i < 300; ++i) {
     const double tokens = 100 + 10 * (i % 50);
-    fit.Observe({tokens, 100 * tokens, 1000 * tokens},
-                truth.Ms({tokens, 100 * tokens, 1000 * tokens}));
+    const Workload work{tokens, 100 * tokens, 1000 * tokens};
+    Observe(fit, prior, work, truth.Ms(work, 1));
   }
   const TimeCoefficients found = fit.Fit(prior);
-  for (const Workload& other : {Workload(400, 160'000, 400'000), Workload(400, 40'000, 4e8)}) {
-    CHECK(found.Ms(other) == Approx(truth.Ms(other)).epsilon(0.05));
+  for (const Workload& other : {Workload{400, 160'000, 400'000}, Workload{400, 40'000, 4e8}}) {
+    CHECK(found.Ms(other, 1) == Approx(truth.Ms(other, 1)).epsilon(0.05));
   }
 }
 
@@ -74,14 +79,14 @@ TEST_CASE("No coefficient is negative") {
   TimeFit fit;
   // Falls with the squares: the least squares alone would make c negative.
   for (int i = 0; i < 100; ++i) {
-    fit.Observe({1000, 10'000}, 110);
-    fit.Observe({1000, 900'000}, 90);
+    Observe(fit, {}, {1000, 10'000}, 110);
+    Observe(fit, {}, {1000, 900'000}, 90);
   }
   const TimeCoefficients found = fit.Fit({});
   CHECK(found.constant_ms >= 0);
   CHECK(found.token_ms >= 0);
   CHECK(found.squared_ms >= 0);
-  CHECK(found.Ms({1000, 100'000}) == Approx(100).epsilon(0.02));
+  CHECK(found.Ms({1000, 100'000}, 1) == Approx(100).epsilon(0.02));
 }
 
 TEST_CASE("A device that is far from what is assumed of it has times of its own") {
@@ -91,12 +96,12 @@ TEST_CASE("A device that is far from what is assumed of it has times of its own"
     TimeFit fit;
     for (int i = 0; i < 60; ++i) {
       const double tokens = 10 + 3 * (i % 25);
-      const Workload work(tokens, 20 * tokens, 500 * tokens * (1 + i % 4));
-      fit.Observe(work, truth.Ms(work));
+      const Workload work{tokens, 20 * tokens, 500 * tokens * (1 + i % 4)};
+      Observe(fit, prior, work, truth.Ms(work, 1));
     }
     const TimeCoefficients found = fit.Fit(prior);
-    CHECK(found.Ms(100) == Approx(truth.Ms(100)).epsilon(0.1));
-    CHECK(found.Ms(20) == Approx(truth.Ms(20)).epsilon(0.1));
+    CHECK(found.Ms(100, 1) == Approx(truth.Ms(100, 1)).epsilon(0.1));
+    CHECK(found.Ms(20, 1) == Approx(truth.Ms(20, 1)).epsilon(0.1));
   }
 }
 
@@ -111,11 +116,11 @@ TEST_CASE("Noise alone puts no time on adapters that take next to none") {
       for (int i = 0; i < 12; ++i) {
         const double tokens = 100 + static_cast<double>(random() % 900);
         const double parameters = 1000 * static_cast<double>(1 << random() % 5);
-        const Workload work(tokens, 100 * tokens, parameters * tokens);
-        fit.Observe(work, truth.Ms(work) * noise(random));
+        const Workload work{tokens, 100 * tokens, parameters * tokens};
+        Observe(fit, truth, work, truth.Ms(work, 1) * noise(random));
       }
       const TimeCoefficients found = fit.Fit(truth);
-      CHECK(found.Ms(1000) > 0.2 * truth.Ms(1000));
+      CHECK(found.Ms(1000, 1) > 0.2 * truth.Ms(1000, 1));
       CHECK(found.adapter_ms < 10 * truth.adapter_ms);
     }
   }
@@ -132,37 +137,63 @@ TEST_CASE("Times of nothing leave times above nothing") {
 
 TEST_CASE("Old observations fade") {
   TimeFit fit;
-  for (int i = 0; i < 5000; ++i) fit.Observe({1000, 100'000}, 100);
-  for (int i = 0; i < 3000; ++i) fit.Observe({1000, 100'000}, 300);
-  CHECK(fit.Fit({}).Ms({1000, 100'000}) == Approx(300).epsilon(0.01));
+  for (int i = 0; i < 5000; ++i) Observe(fit, {}, {1000, 100'000}, 100);
+  for (int i = 0; i < 3000; ++i) Observe(fit, {}, {1000, 100'000}, 300);
+  CHECK(fit.Fit({}).Ms({1000, 100'000}, 1) == Approx(300).epsilon(0.01));
   CHECK(fit.observations() == 8000);
 }
 
 TEST_CASE(
     "One microbatch that stood still spoils no fit, wherever it comes; a slow device is seen") {
-  const TimeCoefficients truth{3, 0.01, 0};
+  const TimeCoefficients truth{3, 0.01, 0}, prior{0, 0.1, 0};
   for (const int stopped : {0, 1, 40, 99}) {
     INFO("microbatch " << stopped);
     TimeFit fit;
     for (int i = 0; i < 100; ++i) {
-      const int64_t tokens = i % 2 == 0 ? 100 : 150;
-      fit.Observe(Alone(tokens), truth.Ms(static_cast<double>(tokens)) + (i == stopped ? 2000 : 0));
+      const Workload work = Alone(i % 2 == 0 ? 100 : 150);
+      Observe(fit, prior, work, truth.Ms(work, 1) + (i == stopped ? 2000 : 0));
     }
     CHECK(fit.observations() == 100);
-    CHECK(fit.Fit({}).Ms({125, 15'625}) == Approx(truth.Ms({125, 0})).epsilon(0.1));
+    CHECK(fit.Fit({}).Ms({125, 15'625}, 1) == Approx(truth.Ms({125, 0}, 1)).epsilon(0.1));
   }
   TimeFit fit;
-  for (int i = 0; i < 10; ++i) fit.Observe({100, 10'000}, 4);
-  for (int i = 0; i < 3000; ++i) fit.Observe({100, 10'000}, 400);
-  CHECK(fit.Fit({}).Ms({100, 10'000}) == Approx(400).epsilon(0.01));
+  for (int i = 0; i < 10; ++i) Observe(fit, prior, {100, 10'000}, 4);
+  for (int i = 0; i < 3000; ++i) Observe(fit, prior, {100, 10'000}, 400);
+  CHECK(fit.Fit({}).Ms({100, 10'000}, 1) == Approx(400).epsilon(0.01));
   // Of very unlike sizes each counts as it is.
   TimeFit unlike;
   for (int i = 0; i < 400; ++i) {
-    const int64_t tokens = i % 2 == 0 ? 10 : 10'000;
-    unlike.Observe(Alone(tokens), truth.Ms(static_cast<double>(tokens)));
+    const Workload work = Alone(i % 2 == 0 ? 10 : 10'000);
+    Observe(unlike, prior, work, truth.Ms(work, 1));
   }
-  CHECK(unlike.Fit({}).Ms({10, 100}) == Approx(truth.Ms({10, 0})).epsilon(0.01));
-  CHECK(unlike.Fit({}).Ms({10'000, 100'000'000}) == Approx(truth.Ms({10'000, 0})).epsilon(0.01));
+  for (const int64_t tokens : {10, 10'000}) {
+    CHECK(unlike.Fit({}).Ms(Alone(tokens), 1) == Approx(truth.Ms(Alone(tokens), 1)).epsilon(0.01));
+  }
+}
+
+TEST_CASE("One that stood still spoils none either where ranks are unlike; a dear rank is seen") {
+  const TimeCoefficients prior{0, 0.1, 0, 1e-8};
+  const auto of_rank = [](int i) { return Workload{100, 10'000, i % 2 == 0 ? 1e6 : 64e6}; };
+  const auto fit_of = [&](const TimeCoefficients& truth, int stopped) {
+    TimeFit fit;
+    for (int i = 0; i < 200; ++i) {
+      Observe(fit, prior, of_rank(i), truth.Ms(of_rank(i), 1) + (i == stopped ? 5000 : 0));
+    }
+    return fit.Fit(prior);
+  };
+  const TimeCoefficients cheap{3, 0.1, 0, 1e-8};
+  for (const int stopped : {0, 1, 40, 41, 198, 199}) {
+    INFO("microbatch " << stopped);
+    const TimeCoefficients found = fit_of(cheap, stopped);
+    for (const int i : {0, 1}) {
+      CHECK(found.Ms(of_rank(i), 1) == Approx(cheap.Ms(of_rank(i), 1)).epsilon(0.1));
+    }
+  }
+  // Thirty times as dear as is assumed: what is expected of it follows.
+  const TimeCoefficients dear{3, 0.1, 0, 3e-7};
+  for (const int i : {0, 1}) {
+    CHECK(fit_of(dear, -1).Ms(of_rank(i), 1) == Approx(dear.Ms(of_rank(i), 1)).epsilon(0.05));
+  }
 }
 
 TEST_CASE("Before any measurement the prior speaks, and says so") {
@@ -173,12 +204,25 @@ TEST_CASE("Before any measurement the prior speaks, and says so") {
   CHECK(model.TrainMs({1000, 0}, 1) == Approx(4000));
   CHECK(model.TrainMs({0, 1e6}, 1) == Approx(1000 * 3.5));
   CHECK(model.EvaluatedShare(1000) == Approx(0.5));
-  model.Observe({1000, 250'000}, 300, 0);  // evaluated alone: its backward is not known
-  CHECK(model.EvaluatedShare(1000) == Approx(0.5));
   for (int i = 0; i < 50; ++i) model.Observe({1000, 250'000}, 3000, 5000);
   CHECK(model.EvaluatedShare(1000) == Approx(3.0 / 8).epsilon(0.02));
   CHECK(std::string(model.basis()) == kMeasuredBasis);
   CHECK(model.TrainMs({1000, 250'000}, 1) == Approx(8000).epsilon(0.05));
+}
+
+TEST_CASE("A device that has only evaluated so far trains as much faster or slower than assumed") {
+  const TimePrior prior =
+      PriorOf({.flops_per_token = 2e8, .flops_per_squared = 1e5, .flops_per_second = 1e11});
+  const Workload work{1000, 250'000, 1e6};
+  for (const double level : {0.1, 10.0}) {
+    TimeModel model(prior);
+    for (int i = 0; i < 8; ++i) model.Observe(work, level * prior.forward.Ms(work, 1), 0);
+    CHECK(std::string(model.basis()) == kMeasuredBasis);
+    CHECK(model.TrainMs(work, 1) ==
+          Approx(level * TimeModel(prior).TrainMs(work, 1)).epsilon(0.05));
+    CHECK(model.EvaluatedShare(1000) ==
+          Approx(TimeModel(prior).EvaluatedShare(1000)).epsilon(0.05));
+  }
 }
 
 TEST_CASE("A replica: the sum of its microbatches, and a pipeline's filling") {

@@ -30,10 +30,15 @@ TEST_CASE("jobs of a group end as their rounds say") {
   }
 }
 
+void Compute(GroupView& group, const Workload& work, double seconds) {
+  group.computed = work;
+  group.computed_s = seconds;
+}
+
 TEST_CASE("a group goes on as fast as it has trained lately") {
   ClusterView view = With(Timed({}, {Steps("other", 10, 200, 1, "n")}),
                           {Running("g", "slow", {{200, 10}, {200, 20}})});
-  view.groups[0].tokens_per_second = 400;  // by the time model: 400 tokens in 500 ms
+  Compute(view.groups[0], 400, 1);  // by the time model: 400 tokens in 500 ms
   const auto seen = Foresee(view);
   CheckNear(seen.at("g0"), 0, 10);
   CheckNear(seen.at("g1"), 0, 16);  // alone: 200 tokens in 300 ms, twice as long
@@ -41,7 +46,7 @@ TEST_CASE("a group goes on as fast as it has trained lately") {
   const double load_s = seen.at("other").start_s - 16;
   CHECK(load_s >= 0);
   CheckNear(seen.at("other"), 16 + load_s, 16 + load_s + 3);
-  view.groups[0].tokens_per_second = 1e-9;
+  Compute(view.groups[0], 1, 1e9);
   CHECK(Foresee(view).at("g0").end_s == Approx(16 * 5));
 }
 
@@ -60,7 +65,7 @@ TEST_CASE("a job's evaluations take part in the rounds of its group") {
   CheckNear(Foresee(view).at("g1"), 0, together_s);
   SECTION("the pace of a group has them too, and they count once") {
     const double tokens = 30 * kLong + 10 * kLong / 2;
-    view.groups[0].tokens_per_second = tokens / (3 * together_s);
+    Compute(view.groups[0], tokens, 3 * together_s);
     CheckNear(Foresee(view).at("g0"), 0, 3 * together_s);
   }
   SECTION("by the base model's share of a trained token's time") {

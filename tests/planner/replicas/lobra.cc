@@ -70,7 +70,7 @@ std::map<int, TimeCoefficients> FitProfile(double* mean_error) {
   }
   double errors = 0;
   for (const Row& row : rows) {
-    const double predicted = layers[row.tensor_parallel].Ms({row.terms[1], row.terms[2]});
+    const double predicted = layers[row.tensor_parallel].Ms({row.terms[1], row.terms[2]}, 1);
     errors += std::abs(predicted / row.ms - 1);
   }
   if (mean_error != nullptr) *mean_error = errors / static_cast<double>(rows.size());

@@ -104,12 +104,25 @@ TEST_CASE("Ends and their sums are those of training round by round") {
   }
 }
 
-TEST_CASE("Throughput is a round's tokens over its time") {
-  const TimeCoefficients times{100, 1, 0};
-  for (const int64_t tokens : {1, 400, 1000, 2500}) {
-    CHECK(GroupThroughput(times, tokens, 1000) ==
-          Approx(static_cast<double>(tokens) / RoundMs(times, tokens, 1000)));
+TEST_CASE("A round is busier with each job until its steps fill a microbatch, and no further") {
+  const TimeCoefficients times{
+      .constant_ms = 100, .token_ms = 1, .squared_ms = 1e-4, .adapter_ms = 1e-6};
+  const Workload low = StepOf(200, 10'000, 10'000), high = StepOf(200, 10'000, 2'000'000);
+  Workload round;
+  double busy = 0;
+  for (const Workload& step : {low, high, low, high, low}) {  // 1,000 tokens
+    round += step;
+    CHECK(BusyShare(times, round, 1000) > busy);
+    busy = BusyShare(times, round, 1000);
   }
+  CHECK(busy == Approx(times.Ms(round, 0) / times.Ms(round, 1)));
+  round += round;
+  CHECK(BusyShare(times, round, 1000) == Approx(busy));
+  // Of equal jobs it rises by the share by which their tokens a second do.
+  const auto rise = [&](auto of) { return of(600.0) / of(400.0); };
+  const TimeCoefficients alike{.constant_ms = 100, .token_ms = 1};
+  CHECK(rise([&](double tokens) { return BusyShare(alike, tokens, 1000); }) ==
+        Approx(rise([&](double tokens) { return tokens / RoundMs(alike, tokens, 1000); })));
 }
 
 }  // namespace

@@ -191,7 +191,8 @@ TEST_CASE("Jobs make room on a larger worker by going to idle ones") {
   // Its rounds may take longer than by the model, as they have lately.
   loads.load_s[{"m", ""}] = 40;
   CHECK(Text(loads) == waits);
-  loads.groups[0].tokens_per_second = 200 / 0.6;
+  loads.groups[0].computed = 200;
+  loads.groups[0].computed_s = 0.6;
   CHECK(Text(loads).find("replace g -> i0 base=m 1024/100: a for x\n" + makes_room) == 0);
   // In company they are longer, too.
   loads.load_s[{"m", ""}] = 28;
@@ -361,10 +362,10 @@ TEST_CASE("A job that was re-placed goes where it was sent, not back into the gr
 TEST_CASE("As many jobs as still help") {
   // 10 ms and 0.01 ms a token: 200 tokens take 12 ms, 400 take 14, 1024 take 20.24.
   const TimeCoefficients times{10, 0.01, 0};
-  CHECK(GroupThroughput(times, 200, 1024) == Approx(200 / 12.0));
-  CHECK(GroupThroughput(times, 400, 1024) == Approx(400 / 14.0));
-  CHECK(GroupThroughput(times, 2048, 1024) == Approx(1024 / 20.24));
-  CHECK(GroupThroughput(times, 0, 1024) == 0);
+  CHECK(BusyShare(times, 200, 1024) == Approx(2 / 12.0));
+  CHECK(BusyShare(times, 400, 1024) == Approx(4 / 14.0));
+  CHECK(BusyShare(times, 2048, 1024) == Approx(10.24 / 20.24));
+  CHECK(BusyShare(times, {}, 1024) == 0);
   std::vector<Trains> five, six;
   for (int i = 0; i < 6; ++i) {
     if (i < 5) five.push_back({"j" + std::to_string(i)});

@@ -153,7 +153,8 @@ TEST_CASE("ends are foreseen by how slow a worker is, and a pace that was measur
   CHECK(seen.at("g0").end_s == Approx(15));
   CHECK(seen.at("g1").end_s == Approx(24));
   CHECK(seen.at("other").end_s - seen.at("other").start_s == Approx(9));
-  view.groups[0].tokens_per_second = 400;  // a round a second
+  view.groups[0].computed = 400;
+  view.groups[0].computed_s = 1;  // a round a second
   seen = Foresee(view);
   CHECK(seen.at("g0").end_s == Approx(10));
   CHECK(seen.at("g1").end_s == Approx(16));

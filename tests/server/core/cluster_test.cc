@@ -128,7 +128,7 @@ TEST_CASE("a group has no speed while its worker is silent") {
   Job content = World::NewJob();
   content.mutable_training()->set_epochs(100'000);
   const std::string job = world->Submit(content);
-  world->RunUntil([&] { return world->Job(job).step() >= 10; });
+  world->RunUntil([&] { return world->Job(job).step() >= 100; });
   const auto speed = [&] {
     const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
     REQUIRE(cluster.groups_size() == 1);

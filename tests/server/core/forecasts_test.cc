@@ -125,7 +125,7 @@ TEST_CASE("a job that will take another's place says so, and that one when it en
   world->Settle();
   const std::string first = world->Submit(LongJob());
   world->RunUntilState(first, Job::RUNNING);
-  world->Sleep(1'000'000);
+  world->Sleep(2'000'000);  // until its pace is known
   Job other = LongJob();
   other.set_base_model("m2");
   const auto start_of = [&](const Job& job) {
@@ -244,13 +244,37 @@ TEST_CASE("a job is not at its end while its last evaluation runs") {
   CHECK_FALSE(world->Job(name).has_seconds_left());
 }
 
+TEST_CASE("the time that is left of a job knows that others end before it") {
+  WorldOptions options;
+  options.token_ms = 0.2;
+  options.truthful = true;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = LongJob();
+  content.mutable_training()->set_epochs(200);  // 600 steps
+  const std::string longest = world->Submit(content);
+  content.mutable_training()->set_epochs(80);
+  std::vector<std::string> others;
+  for (int i = 0; i < 5; ++i) others.push_back(world->Submit(content));
+  world->RunUntil([&] { return world->Job(longest).step() >= 120; });
+  CHECK(world->StateOf(others[0]) == Job::RUNNING);
+  const double left_s = world->Job(longest).seconds_left();
+  const int64_t then_us = world->now_us();
+  for (const std::string& job : others) world->RunUntilState(job, Job::SUCCEEDED);
+  world->RunUntilState(longest, Job::SUCCEEDED);
+  CHECK(left_s == Approx(static_cast<double>(world->now_us() - then_us) / 1e6).epsilon(0.15));
+}
+
 TEST_CASE("the time that is left of a job that is to finish is that of its steps at hand") {
-  auto world = MakeWorld(Few());
+  WorldOptions options = Few();
+  options.token_ms = 0.5;
+  options.truthful = true;
+  auto world = MakeWorld(options);
   world->StartWorkers();
   Job content = World::NewJob();
   content.mutable_training()->set_epochs(100);
   const std::string name = world->Submit(content);
-  world->RunUntil([&] { return world->Job(name).step() >= 30; });
+  world->RunUntil([&] { return world->Job(name).step() >= 100; });
   const Job asked = world->Get<Job>(Named<v1::FinishJobRequest>(name));
   REQUIRE(asked.finish_step() > asked.step() + 1);
   world->RunUntil([&] { return world->Job(name).step() > asked.step(); });
@@ -528,7 +552,7 @@ TEST_CASE("times that another version stored are measured anew, and the log says
   REQUIRE(world->store().Apply(shorter).ok());
   world->CrashCoordinator();
   world->RunUntilState(world->Submit(LongJob()), Job::SUCCEEDED);
-  CHECK(CountNotes(*world, "times of model 'm' were stored by another version of lorad") == 1);
+  CHECK(CountNotes(*world, "times of model 'm' in the store are of another version of lorad") == 1);
 }
 
 TEST_CASE("how long a group took to form is kept over a start") {

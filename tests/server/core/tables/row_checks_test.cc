@@ -135,6 +135,10 @@ TEST_CASE("what is trained never exceeds the total, and is it at the end") {
       if (is_exact) REQUIRE(TotalTokens(record) == first);
     }
     REQUIRE(TotalTokens(record) == tokens);
+    record.set_training_row_squared_lengths(3 * static_cast<double>(of_all));
+    SetTotals(record);
+    REQUIRE(record.job().total_tokens() == tokens);
+    REQUIRE(record.job().total_squared_lengths() == Approx(3 * static_cast<double>(tokens)));
   }
   // A record of an older version says what it said.
   records::JobRecord old;

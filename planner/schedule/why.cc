@@ -165,6 +165,7 @@ std::string WhyWait(Round& round, const Waiter& job) {
   if (const GroupState* group = Awaited(round, job)) return BeingChanged(NameOf(*group));
   const size_t base = round.sizes.of(job.job_class).base;
   for (const GroupState& group : round.groups) {
+    if (group.kept_for == &job) continue;  // for its worker, with others
     if (group.base == base && round.FitsAlone(job, group)) return WhyNotIn(round, group, job);
   }
   if (job.needs != nullptr) return WhyNotTogether(round, job);

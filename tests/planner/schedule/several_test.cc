@@ -114,6 +114,16 @@ TEST_CASE("Why a job that needs several workers waits") {
   CHECK(
       needs.starts_with("needs 2 workers of one numerics id, the tightest of whose stages takes "));
   CHECK(needs.ends_with(" MiB: 1 is idle; waits until the jobs of group g have ended"));
+  // Also where the group is of its own base model, and its worker would not hold the job.
+  QueuedJob high = Narrow("a");
+  const GroupView narrow = On("g", {"v"}, {Narrow("x")}, Narrow("x"));
+  const std::vector<WorkerView> both = {Node("u"), Busy(Node("v"))};
+  for (int64_t rank = 64; Text(Of(both, {narrow}, {high})).find("wait") != 0; rank += 64) {
+    high.adapter = Rank(rank);
+    REQUIRE(rank < 10'000);
+  }
+  CHECK(why(Of(both, {narrow}, {high}))
+            .ends_with(": 1 is idle; waits until the jobs of group g have ended"));
   CHECK(why(Of({Node("u"), Busy(Node("v"))}, {}, {Wide("a")}))
             .ends_with(" MiB: fewer take jobs now"));
   WorkerView u = Node("u"), v = Node("v");

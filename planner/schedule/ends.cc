@@ -23,9 +23,13 @@ Workload WorkloadOf(double tokens, double squared_lengths, int64_t adapter_param
   return {tokens, std::round(squared_lengths), static_cast<double>(adapter_parameters) * tokens};
 }
 
+Workload OptimizerOf(int64_t adapter_parameters) {
+  return {0, 0, static_cast<double>(adapter_parameters) * kTokensOfStep};
+}
+
 Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters) {
   Workload step = WorkloadOf(tokens, squared_lengths, adapter_parameters);
-  step.adapter_work += static_cast<double>(adapter_parameters) * kTokensOfStep;
+  step += OptimizerOf(adapter_parameters);
   return step;
 }
 

@@ -56,7 +56,9 @@ struct JobWork {
 
 // Of so many tokens, and an adapter of so many parameters.
 Workload WorkloadOf(double tokens, double squared_lengths, int64_t adapter_parameters);
-// A step of these: with the optimizer's share.
+// Of the optimizer's pass over it alone.
+Workload OptimizerOf(int64_t adapter_parameters);
+// A step of these: with the optimizer's pass.
 Workload StepOf(double tokens, double squared_lengths, int64_t adapter_parameters);
 // That work, of steps alone, and those evaluations.
 JobWork WithEvaluations(const JobWork& steps, const EvaluationWork& evaluations,

@@ -230,6 +230,7 @@ bool IsKnown(const GroupState& group) {
          });
 }
 
+// In rounds like its present one: so microbatches that could not be filled are in it.
 double MeasuredSlowness(const GroupState& group) {
   const Workload& round = group.crew.round();
   if (group.computed_s <= 0 || round.tokens <= 0) return 0;

@@ -101,9 +101,9 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
-  // What it has computed lately, evaluations as if trained (ends.h), and in how long, whatever its
-  // rounds had beside microbatches; 0 s: unknown. For forecasts, and for what is left of a job that
-  // may make room.
+  // What it has computed lately, evaluations as if trained and optimizers' passes too (ends.h), and in
+  // how long, whatever its rounds had beside that; 0 s: unknown. For forecasts, and for what is left
+  // of a job that may make room.
   Workload computed = {};
   double computed_s = 0;
   std::vector<StageView> stages =

@@ -319,6 +319,9 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
   job->pace.Add(turn_.now_us(), static_cast<double>(done.tokens()));
   const double rate = job->pace.PerSecond(job->pace.Done());
   if (rate > 0) view.set_tokens_per_second(rate);
+  const planner::ModelShape& shape = *catalog_.Model(group.base_model).shape;
+  group.pace.AddToLast(
+      planner::OptimizerOf(planner::AdapterParameters(shape, found->second.adapter)));
   CountUnit(group, *job, done.tokens(), 0);
   if (done.step() > job->record.furthest_step()) {
     job->record.set_furthest_step(done.step());

@@ -124,7 +124,8 @@ struct GroupState {
   int64_t planning_hidden_us = 0;  // and how much of it while the worker had a window to run
   int64_t bound_microbatches = 0;
   std::map<std::string, int64_t> packings;  // by path
-  Pace<planner::Workload> pace{64};  // of microbatches, those that evaluate as if they trained
+  // Of microbatches, those that evaluate as if they trained, and of optimizers' passes.
+  Pace<planner::Workload> pace{64};
   WholePasses passes;
 
   StageState& first() { return stages.front(); }

@@ -40,6 +40,11 @@ class Pace {
     if (kept_.size() > ends_) kept_.pop_front();
   }
 
+  // More that was done until the newest end.
+  void AddToLast(const Work& work) {
+    if (!kept_.empty()) kept_.back().work += work;
+  }
+
   void Clear() { kept_.clear(); }
 
   // What was done after the first end,

@@ -244,6 +244,27 @@ TEST_CASE("a job is not at its end while its last evaluation runs") {
   CHECK_FALSE(world->Job(name).has_seconds_left());
 }
 
+TEST_CASE("the optimizer's passes count once in what is foreseen") {
+  WorldOptions options;
+  options.token_ms = 0.2;
+  options.rank_ms = 0.1;
+  options.truthful = true;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  Job content = LongJob();
+  content.mutable_training()->set_batch_size(1);  // of 20 tokens: the pass is twice that, and more
+  content.mutable_adapter()->set_rank(32);
+  content.mutable_training()->set_epochs(30);
+  const std::string name = world->Submit(content);
+  world->RunUntil([&] { return world->Job(name).step() >= 120; });
+  const v1::Forecast foretold = EstimateOf(*world, name).forecast();
+  const double end_s =
+      static_cast<double>(Micros(foretold.end_time()) - Micros(foretold.make_time())) / 1e6;
+  const int64_t then_us = world->now_us();
+  world->RunUntilState(name, Job::SUCCEEDED);
+  CHECK(end_s == Approx(static_cast<double>(world->now_us() - then_us) / 1e6).epsilon(0.1));
+}
+
 TEST_CASE("the time that is left of a job knows that others end before it") {
   WorldOptions options;
   options.token_ms = 0.2;

@@ -25,6 +25,7 @@ World::World(const WorldOptions& options)
     }
     machine.outlives = options.workers_outlive;
     machine.token_ms = options.token_ms;
+    machine.rank_ms = options.rank_ms;
     machine.truthful = options.truthful;
     workers_.push_back(std::make_unique<WorkerProcess>(machine, clock_, *this, script_));
   }

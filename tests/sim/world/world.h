@@ -28,8 +28,10 @@ struct WorldOptions {
   uint64_t seed = 1;
   int workers = 1;
   int64_t gpu_memory_bytes = 0;  // of each worker's GPU; 0: they are CPUs
-  double token_ms = 0;           // Machine's, of all,
-  bool truthful = false;         // likewise
+  // Machine's, of all:
+  double token_ms = 0;
+  double rank_ms = 0;
+  bool truthful = false;
   // 0: everything happens at once, in the order it was caused.
   int64_t delay_us_max = 0;
   int64_t plan_us = 0;           // that a window takes to plan well; in a hurry, no time

@@ -63,6 +63,15 @@ inline void CheckWentOn(World& world, const std::string& job) {
   CHECK(world.Job(job).attempts() == 1);
 }
 
+// The job has fallen back to its beginning, for no checkpoint was due, and ends all the same.
+inline void CheckFormedAgain(World& world, const std::string& job, const std::string& why) {
+  CHECK(CountNotes(world, why) == 1);
+  const Job waits = world.Job(job);
+  CHECK(waits.step() == 0);
+  CHECK_FALSE(HasEvent(world, job, "GROUP_ADOPTED"));
+  CHECK_FALSE(RecordOfGroup(world).has_value());
+}
+
 // Its worker is gone, and the coordinator was killed: whoever comes now says what he likes.
 struct Abandoned {
   std::unique_ptr<World> world;

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -83,8 +84,8 @@ void RefuseEmptyNumbers(CLI::App& app) {
       [](std::string& value) { return std::string(value.empty() ? "needs a number" : ""); }, "");
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
-    const bool number = type == "INT" || type == "UINT" || type == "FLOAT" ||
-                        type.starts_with("SIZE") || type.find(':') != std::string::npos;
+    const bool number = std::ranges::any_of(std::array{"INT", "UINT", "FLOAT", "SIZE"},
+                                            [&](const char* of) { return type.starts_with(of); });
     if (number) option->check(given);
   }
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {

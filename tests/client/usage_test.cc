@@ -30,9 +30,10 @@ absl::Status Parse(std::vector<std::string> arguments) {
   app.fallthrough();
   CLI::App& ls = *app.add_subcommand("ls");
   ls.add_option("--filter", filter);
-  std::optional<int> limit;
+  std::optional<int> limit, most;
   std::optional<std::uint64_t> bytes;
   ls.add_option("--limit", limit);
+  ls.add_option("--most", most)->check(CLI::Range(1, 5));
   ls.add_option("--bytes", bytes)->transform(CLI::AsSizeValue(false));
   app.add_subcommand("watch")->add_option("job", job)->required();
   CLI::App& dataset = *app.add_subcommand("dataset");
@@ -61,6 +62,7 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
        "lora ls has no option --filtr; did you mean `--filter`?",
        "lora ls"},
       {{"ls", "--limit", ""}, "--limit: needs a number", "lora ls"},
+      {{"ls", "--most", ""}, "--most", "lora ls"},
       {{"ls", "--limit="}, "--limit", "lora ls"},
       {{"ls", "--bytes", ""}, "--bytes", "lora ls"},
       {{"ls", "--jsn"}, "did you mean `--json`?", "lora ls"},

@@ -10,6 +10,8 @@
 namespace lorad::planner {
 namespace {
 
+constexpr double kExtrapolatedFrom = 0.1, kUncertainFrom = 0.25;
+
 Terms<4> TermsOf(const Workload& work) {
   return {1, work.tokens, work.squared_lengths, work.adapter_work};
 }
@@ -79,6 +81,11 @@ TimeCoefficients TimeFit::Fit(const TimeCoefficients& prior) const {
   return {.constant_ms = x[0], .token_ms = x[1], .squared_ms = x[2], .adapter_ms = x[3]};
 }
 
+double TimeFit::UncertaintyMs(const Workload& microbatch, const TimeCoefficients& prior) const {
+  const Terms<4> levelled = Levelled(prior);
+  return fit_.Uncertainty(TermsOf(microbatch), levelled, Noise(levelled));
+}
+
 Workload TimeFit::Mean() const {
   const Terms<4> mean = fit_.MeanTerms();
   return {mean[1], mean[2], mean[3]};
@@ -116,10 +123,21 @@ void TimeModel::Observe(const Workload& microbatch, double forward_ms, double ba
   Fit();
 }
 
-// A device that was seen to evaluate alone is as fast or slow at its backwards.
+// A device that was seen to evaluate alone is as fast or slow at its backwards, term by term.
+TimeCoefficients TimeModel::BackwardPrior() const {
+  const auto as = [](double seen, double of_forward, double of_backward) {
+    return of_forward > 0 ? seen * of_backward / of_forward : of_backward;
+  };
+  const TimeCoefficients &forward = prior_.forward, &backward = prior_.backward;
+  return {.constant_ms = evaluate_.constant_ms,
+          .token_ms = as(evaluate_.token_ms, forward.token_ms, backward.token_ms),
+          .squared_ms = as(evaluate_.squared_ms, forward.squared_ms, backward.squared_ms),
+          .adapter_ms = as(evaluate_.adapter_ms, forward.adapter_ms, backward.adapter_ms)};
+}
+
 void TimeModel::Fit() {
   evaluate_ = forward_.Fit(prior_.forward);
-  backpropagate_ = backward_.Fit(forward_.Level(prior_.forward) * prior_.backward);
+  backpropagate_ = backward_.Fit(BackwardPrior());
   train_ = evaluate_ + backpropagate_;
 }
 
@@ -151,7 +169,13 @@ std::string TimeModel::BasisOf(const Workload& microbatch) const {
   if (!is_measured()) return basis();
   const double ms = TrainMs(microbatch, 1), nearest_ms = TrainMs(forward_.Nearest(microbatch), 1);
   const double by = std::max(ms, nearest_ms) / std::min(ms, nearest_ms) - 1;
-  if (!(by > 0.1)) return basis();
+  const double off = (forward_.UncertaintyMs(microbatch, prior_.forward) +
+                      backward_.UncertaintyMs(microbatch, BackwardPrior())) /
+                     ms;
+  if (off > std::max(by, kUncertainFrom)) {
+    return absl::StrFormat("%s, uncertain by %.0f %%", basis(), 100 * off);
+  }
+  if (!(by > kExtrapolatedFrom)) return basis();
   return absl::StrFormat("%s, extrapolated by %.0f %%", basis(), 100 * by);
 }
 

@@ -83,6 +83,9 @@ class TimeFit {
   // what was observed (by kLevelMax at most). The prior has the weight of the noise, so it decides
   // the directions that were never observed, and what noise alone says of the others.
   TimeCoefficients Fit(const TimeCoefficients& prior) const;
+  // By how much Fit's time of a microbatch may be off for want of observations like it, as a
+  // standard deviation in milliseconds; 0 before the first.
+  double UncertaintyMs(const Workload& microbatch, const TimeCoefficients& prior) const;
   // How many times as long as by `prior` what was observed took, in the mean; 1 before the first.
   double Level(const TimeCoefficients& prior) const;
   // As NonNegativeFit has them.
@@ -150,9 +153,11 @@ class TimeModel {
   // many tokens, with attention and adapters as in those that were trained.
   double EvaluatedShare(double tokens) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
-  // The basis of an estimate for microbatches of this size: basis(), and how far it extrapolates
-  // where they take longer or shorter by more than a tenth than the nearest in the observed range:
-  // "measured on this base model, extrapolated by 50 %".
+  // The basis of an estimate for microbatches of this size: basis(), and what more there is to say:
+  // how far it extrapolates, where they take longer or shorter by more than a tenth than the nearest
+  // in the observed range ("measured on this base model, extrapolated by 50 %"), or by which share
+  // their time may be off, where tokens, attention and adapters never stood in such a proportion
+  // ("..., uncertain by 80 %"); the larger of the two.
   std::string BasisOf(const Workload& microbatch) const;
   static constexpr int64_t kMeasuredFrom = 4;
   bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }
@@ -167,6 +172,7 @@ class TimeModel {
 
  private:
   void Fit();
+  TimeCoefficients BackwardPrior() const;
 
   TimePrior prior_;
   TimeFit forward_, backward_;

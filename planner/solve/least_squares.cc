@@ -60,6 +60,14 @@ double Dot(const Terms<kTerms>& a, const Terms<kTerms>& b) {
   return sum;
 }
 
+// Which terms x takes (bits).
+template <size_t kTerms>
+unsigned Positive(const Terms<kTerms>& x) {
+  unsigned subset = 0;
+  for (size_t i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
+  return subset;
+}
+
 // x^T A x - 2 b^T x: the squared error less a constant.
 template <size_t kTerms>
 double Error(const Matrix<kTerms>& products, const Terms<kTerms>& responses,
@@ -248,6 +256,29 @@ Terms<kTerms> NonNegativeFit<kTerms>::Nearest(const Terms<kTerms>& terms) const 
   return nearest;
 }
 
+template <size_t kTerms>
+std::optional<double> NonNegativeFit<kTerms>::Leverage(const Terms<kTerms>& terms,
+                                                       const Terms<kTerms>& x,
+                                                       const Scaled& equations) const {
+  const unsigned subset = Positive(x);
+  Terms<kTerms> at = {}, solved = {};
+  for (size_t i = 0; i < kTerms; ++i) {
+    if (subset & (1u << i)) at[i] = terms[i] / equations.scale[i];
+  }
+  if (!Solve(Restrict(equations.products, subset), at, &solved)) return std::nullopt;
+  return Dot(at, solved) / weight_;
+}
+
+template <size_t kTerms>
+double NonNegativeFit<kTerms>::Uncertainty(const Terms<kTerms>& terms, const Terms<kTerms>& prior,
+                                           double prior_weight) const {
+  if (observations_ == 0) return 0;
+  const Scaled equations = Scale(prior, prior_weight);
+  const std::optional<double> leverage = Leverage(terms, Fit(prior, prior_weight), equations);
+  if (!leverage) return kInfinity;
+  return std::sqrt(*leverage * prior_weight * squared_ / weight_);
+}
+
 // With a ridge of r on products of size 1, r v^T (A + r)^-1 v is the squared length of what of v
 // lies in directions without any observation, and next to nothing of the others.
 template <size_t kTerms>
@@ -272,8 +303,7 @@ Prediction NonNegativeFit<kTerms>::Predict(const Terms<kTerms>& terms, const Ter
   prediction.value = Dot(terms, x);
   prediction.outside = Outside(terms);
   prediction.high = kInfinity;
-  unsigned subset = 0;
-  for (size_t i = 0; i < kTerms; ++i) subset |= x[i] > 0 ? 1u << i : 0;
+  const unsigned subset = Positive(x);
   const double effective = count_squares_ > 0 ? count_ * count_ / count_squares_ : 0;
   const double degrees = effective - std::popcount(subset);
   if (degrees < 1 || !Observed(terms, subset)) return prediction;
@@ -281,14 +311,9 @@ Prediction NonNegativeFit<kTerms>::Predict(const Terms<kTerms>& terms, const Ter
   // Variance of an observation of weight 1, then of a new one and of the fit itself at its terms.
   const double squares = std::max(0.0, squared_ + Error(products_, responses_, x));
   const double variance = squares / (count_ * (degrees / effective));
-  const Scaled scaled = Scale(prior, prior_weight);
-  Terms<kTerms> at = {}, solved = {};
-  for (size_t i = 0; i < kTerms; ++i) {
-    if (subset & (1u << i)) at[i] = terms[i] / scaled.scale[i];
-  }
-  if (!Solve(Restrict(scaled.products, subset), at, &solved)) return prediction;
-  const double of_fit = Dot(at, solved) / weight_;
-  const double half = StudentQuantile(degrees) * std::sqrt(variance * (1 / weight + of_fit));
+  const std::optional<double> of_fit = Leverage(terms, x, Scale(prior, prior_weight));
+  if (!of_fit) return prediction;
+  const double half = StudentQuantile(degrees) * std::sqrt(variance * (1 / weight + *of_fit));
   prediction.low = std::max(0.0, prediction.value - half);
   prediction.high = prediction.value + half;
   return prediction;

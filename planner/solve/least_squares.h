@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,11 @@ class NonNegativeFit {
   // In the mean of the observations; 0 before the first. REQUIRES: the first term is 1.
   Terms<kTerms> MeanTerms() const;
   double count() const { return count_; }  // of observations, faded
+  // By how much what `terms` take may be off for want of observations, as a standard deviation, by
+  // Fit's own assumptions: small in the proportions that were observed, the prior's own error in
+  // others. 0 before the first observation.
+  double Uncertainty(const Terms<kTerms>& terms, const Terms<kTerms>& prior,
+                     double prior_weight) const;
   // See Prediction::outside.
   double Outside(const Terms<kTerms>& terms) const;
   // Each of the terms, or the end of its observed range that is nearest. REQUIRES: an observation.
@@ -85,6 +91,10 @@ class NonNegativeFit {
     Terms<kTerms> scale;
   };
   Scaled Scale(const Terms<kTerms>& prior, double prior_weight) const;
+  // terms^T E^-1 terms of the equations E, over those of the terms that x takes; nothing where they
+  // leave it open.
+  std::optional<double> Leverage(const Terms<kTerms>& terms, const Terms<kTerms>& x,
+                                 const Scaled& equations) const;
   // Whether the terms of `subset` (bits) are a combination of observed ones.
   bool Observed(const Terms<kTerms>& terms, unsigned subset) const;
 

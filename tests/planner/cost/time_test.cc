@@ -267,5 +267,48 @@ TEST_CASE(
   CHECK(percent(of_rank(1000, 100)) == Approx(85).margin(3));
 }
 
+TEST_CASE("What training takes is known term by term where a device has only evaluated") {
+  TimeModel model(PriorOf({.flops_per_token = 2e5, .flops_per_second = 1e11}));
+  for (double tokens = 8; tokens <= 32; tokens += 4) {
+    model.Observe({tokens, tokens * tokens / 2, 0}, 2 + 2e-3 * tokens, 0);  // all but a constant
+  }
+  // As long as the forward of frozen weights, whatever that is of rows as few as those.
+  CHECK(model.EvaluatedShare(1024) == Approx(0.5).epsilon(0.05));
+  CHECK(model.TrainMs(1024, 1) == Approx(2 * (2 + 2e-3 * 1024)).epsilon(0.3));
+}
+
+TEST_CASE("A time says how uncertain it is in a proportion that was never measured") {
+  const WorkModel device{.flops_per_token = 2e5, .flops_per_second = 1e11};
+  // Adapters of 64,000 parameters; on this device their work takes thrice the assumed time.
+  const auto work = [](double tokens, double parameters) {
+    return Workload{tokens, 100 * tokens, parameters * tokens};
+  };
+  const auto ms_of = [](const Workload& w) { return 2e-3 * w.tokens + 6e-8 * w.adapter_work; };
+  TimeModel model(PriorOf(device));
+  const auto observe = [&](const Workload& w) { model.Observe(w, ms_of(w), 2 * ms_of(w)); };
+  for (double tokens = 100; tokens <= 1000; tokens += 50) observe(work(tokens, 64'000));
+  const auto percent = [&](const Workload& w) {
+    int by = 0;
+    REQUIRE(std::sscanf(model.BasisOf(w).c_str(), "measured on this base model, uncertain by %d %%",
+                        &by) == 1);
+    return by;
+  };
+  // As measured, whatever the length.
+  for (const double tokens : {100, 300, 1000}) {
+    CHECK(model.BasisOf(work(tokens, 64'000)) == kMeasuredBasis);
+    CHECK(model.BasisOf(work(tokens, 72'000)) == kMeasuredBasis);
+  }
+  // Every term lies within its range, yet how a time parts between them is assumed.
+  for (const Workload& unlike : {work(100, 512'000), work(1000, 8'000)}) {
+    const double by = percent(unlike) / 100.0, ms = model.TrainMs(unlike, 1);
+    CAPTURE(unlike.tokens, by, ms);
+    CHECK(std::abs(3 * ms_of(unlike) - ms) < 2 * by * ms);
+  }
+  // A few of them say it.
+  for (int i = 0; i < 4; ++i) observe(work(200, 256'000));
+  CHECK(model.BasisOf(work(100, 512'000)) == kMeasuredBasis);
+  CHECK(model.BasisOf(work(1000, 8'000)) == kMeasuredBasis);
+}
+
 }  // namespace
 }  // namespace lorad::planner

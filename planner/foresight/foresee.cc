@@ -126,10 +126,11 @@ class Simulation {
 
   // The first that could run alone on the place, or on one of its workers.
   size_t FirstFor(const Place& place) {
-    return line_.First([&](size_t job_class) {
-      const auto fits = [&](size_t kind) { return round_.sizes.FitsAlone(job_class, kind); };
-      return fits(place.group.worker_kind) || std::ranges::any_of(place.group.stage_kinds, fits);
-    });
+    size_t first = line_.FirstOn(place.group.worker_kind);
+    for (const size_t kind : place.group.stage_kinds) {
+      if (const size_t job = line_.FirstOn(kind); line_.IsBefore(job, first)) first = job;
+    }
+    return first;
   }
 
   // For whom one of the place's workers is kept: nobody behind that job comes to it.
@@ -218,7 +219,7 @@ class Simulation {
     double turn_s = kNever;
     for (size_t m = 0; m < place.trainees.size(); ++m) {
       const RunningJob& running = place.trainees[m]->running;
-      if (place.group.members[m].running == nullptr || running.leaving) continue;
+      if (place.group.members[m].running == nullptr || running.leaving || running.alone) continue;
       const double had_its_time_s =
           place.trainees[m]->began_s + static_cast<double>(policy.MinimumRun());
       const bool is_equal = running.priority == queued.priority;
@@ -267,12 +268,17 @@ class Simulation {
       places.push_back(refuge.place);
       groups.push_back(&refuge.group);
     }
+    // Nobody is sent to where another waits, or that is kept.
+    const auto accepts = [&](size_t p) {
+      const size_t first = FirstFor(*places[p]);
+      return KeptFor(*places[p]) == kNobody && (first == kNobody || first == job);
+    };
     const Waiter waiter = round_.queue[job];
     const double points =
         PointsOf(round_.view.policy, static_cast<int64_t>(line_.WaitedBy(job, now_s))) -
         ShareOf(*waiter.job);
     const std::optional<Eviction> eviction = ChooseEviction(
-        round_.view, round_.sizes, groups, allowed, waiter, points, Targets::kFewestJobs);
+        round_.view, round_.sizes, groups, allowed, accepts, waiter, points, Targets::kFewestJobs);
     if (!eviction || eviction->leavers.empty()) {
       place.turn_s = TurnOf(place, job, now_s, now_s);
       return;
@@ -357,7 +363,7 @@ class Simulation {
       for (Place* place : changed_) Fill(*place, now_s, end);
     };
     if (several_) {
-      fill(line_.First([&](size_t job_class) { return NeedsSeveral(job_class); }));
+      fill(line_.FirstInNeed());
       Part();
       for (const size_t job : InNeed()) {
         fill(job);

@@ -17,7 +17,44 @@ Line::Line(Round& round, size_t evicted_max) : round_(round), original_(round.qu
   }
 }
 
-void Line::Leave(size_t job) { waiting_[round_.queue[job].job_class].pop_front(); }
+void Line::AddTo(Fronts& fronts, size_t worker_kind, size_t job_class) {
+  fronts.holds.push_back(round_.sizes.FitsAlone(job_class, worker_kind));
+  const size_t front = FirstOf(job_class);
+  if (fronts.holds.back() && front != kNobody) fronts.first.emplace(ranks_[front], front);
+}
+
+size_t Line::FirstOn(size_t worker_kind) {
+  const auto [entry, is_new] = fronts_.try_emplace(worker_kind);
+  Fronts& fronts = entry->second;
+  for (size_t c = 0; is_new && c < waiting_.size(); ++c) AddTo(fronts, worker_kind, c);
+  return fronts.first.empty() ? kNobody : fronts.first.begin()->second;
+}
+
+size_t Line::FirstInNeed() const {
+  size_t first = kNobody;
+  for (size_t c = 0; c < waiting_.size(); ++c) {
+    const size_t job = FirstOf(c);
+    if (job != kNobody && round_.queue[job].needs != nullptr && IsBefore(job, first)) first = job;
+  }
+  return first;
+}
+
+// `before` was the first of the class until now.
+void Line::ChangeFront(size_t job_class, size_t before) {
+  const size_t front = FirstOf(job_class);
+  if (front == before) return;
+  for (auto& [kind, fronts] : fronts_) {
+    if (!fronts.holds[job_class]) continue;
+    if (before != kNobody) fronts.first.erase({ranks_[before], before});
+    if (front != kNobody) fronts.first.emplace(ranks_[front], front);
+  }
+}
+
+void Line::Leave(size_t job) {
+  const size_t job_class = round_.queue[job].job_class;
+  waiting_[job_class].pop_front();
+  ChangeFront(job_class, job);
+}
 
 // The first of the original queue that it goes before.
 size_t Line::BehindOf(const QueuedJob& job) const {
@@ -59,10 +96,15 @@ size_t Line::PutBack(const GroupState& group, const MemberState& member, double 
   waiter.work = member.work;
   waiter.needs = NeedsOf(round_, member.job_class);
   const size_t number = round_.queue.size() - 1;
-  if (waiting_.size() <= member.job_class) waiting_.resize(member.job_class + 1);
+  while (waiting_.size() <= member.job_class) {
+    waiting_.emplace_back();
+    for (auto& [kind, fronts] : fronts_) AddTo(fronts, kind, waiting_.size() - 1);
+  }
+  const size_t front = FirstOf(member.job_class);
   std::deque<size_t>& jobs = waiting_[member.job_class];
   const auto is_before = [&](size_t a, size_t b) { return IsBefore(a, b); };
   jobs.insert(std::ranges::upper_bound(jobs, number, is_before), number);
+  ChangeFront(member.job_class, front);
   return number;
 }
 

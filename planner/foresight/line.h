@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <deque>
 #include <limits>
+#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "planner/schedule/state.h"
@@ -27,16 +30,10 @@ class Line {
   size_t FirstOf(size_t job_class) const {
     return waiting_[job_class].empty() ? kNobody : waiting_[job_class].front();
   }
-  // The first for which `could_run` is true of its class.
-  template <typename CouldRun>
-  size_t First(const CouldRun& could_run) const {
-    size_t first = kNobody;
-    for (size_t job_class = 0; job_class < waiting_.size(); ++job_class) {
-      const size_t job = FirstOf(job_class);
-      if (job != kNobody && IsBefore(job, first) && could_run(job_class)) first = job;
-    }
-    return first;
-  }
+  // The first that could run alone on such a worker.
+  size_t FirstOn(size_t worker_kind);
+  // The first that needs several workers.
+  size_t FirstInNeed() const;
   // It waits no more. REQUIRES: it is the first of its class.
   void Leave(size_t job);
   // A member of a group was evicted at that moment. It is behind all of its priority that have gathered
@@ -46,7 +43,15 @@ class Line {
   double WaitedBy(size_t job, double now_s) const { return now_s - since_s_[job]; }
 
  private:
+  // The first of each class that such a worker holds, by rank.
+  struct Fronts {
+    std::vector<bool> holds;  // by class
+    std::set<std::pair<double, size_t>> first;
+  };
+
   size_t BehindOf(const QueuedJob& job) const;
+  void ChangeFront(size_t job_class, size_t before);
+  void AddTo(Fronts& fronts, size_t worker_kind, size_t job_class);
 
   Round& round_;
   size_t original_;                          // so many did the queue have
@@ -54,6 +59,7 @@ class Line {
   std::vector<double> since_s_;              // likewise, when it was queued
   std::vector<std::deque<size_t>> waiting_;  // by class
   std::deque<QueuedJob> evicted_;            // which Round::queue points to
+  std::map<size_t, Fronts> fronts_;          // by kind of worker, of those that were asked for
 };
 
 }  // namespace lorad::planner

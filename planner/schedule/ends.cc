@@ -54,9 +54,14 @@ double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t cap
   return times.Ms(round, std::max(1.0, round.tokens / static_cast<double>(capacity)));
 }
 
-double BusyShare(const TimeCoefficients& times, const Workload& round, int64_t capacity) {
-  const double ms = RoundMs(times, round, capacity);
-  return ms > 0 ? times.Ms(round, 0) / ms : 0;
+double SharingGain(const TimeCoefficients& times, const Workload& round, const Workload& comes,
+                   int64_t capacity) {
+  Workload both = round;
+  both += comes;
+  const double microbatches = std::max(1.0, round.tokens / static_cast<double>(capacity));
+  const double as_full_as_now = microbatches * both.tokens / round.tokens;
+  const double ms = RoundMs(times, both, capacity);
+  return ms > 0 ? times.Ms(both, as_full_as_now) / ms - 1 : 0;
 }
 
 std::vector<double> EndsOf(const TimeCoefficients& times, int64_t capacity,

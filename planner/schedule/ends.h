@@ -70,10 +70,14 @@ TimeCoefficients OfPipeline(const TimeCoefficients& times, double slowest_share)
 // r(S, Q, W), in milliseconds. `capacity` (C) is of a microbatch, in tokens, above 0.
 double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t capacity);
 
-// The share of a round that goes with what it computes: 1 - a max(1, S / C) / r(S, Q, W); 0 of a
-// round of no tokens. It rises with each job, whatever its rank and lengths, until the steps fill a
-// microbatch; while all jobs are alike, as the tokens a second do.
-double BusyShare(const TimeCoefficients& times, const Workload& round, int64_t capacity);
+// By which share a group computes more a second if a job of such steps comes, or how much less time
+// the work of both takes together than with microbatches as full as they are now:
+//   (x + a max(1, S / C) S' / S) / (x + a max(1, S' / C)) - 1
+// where S' and x are the tokens and the time without `a` of the round with it. So it goes by what is
+// shared alone, whatever ranks and lengths come, and is 0 once the steps fill a microbatch; while all
+// jobs are alike it is the rise of the tokens a second. REQUIRES: the round has tokens.
+double SharingGain(const TimeCoefficients& times, const Workload& round, const Workload& comes,
+                   int64_t capacity);
 
 // The end of each job in the order of `jobs`, in seconds from now, where all train together from
 // now on.

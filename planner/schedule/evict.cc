@@ -14,20 +14,23 @@ namespace {
 class Chooser {
  public:
   Chooser(const ClusterView& view, Footprints& sizes, const std::vector<const GroupState*>& groups,
+          const std::vector<bool>& allowed, absl::FunctionRef<bool(size_t)> accepts,
           const Waiter& waiter, double points, Targets targets)
       : view_(view),
         sizes_(sizes),
         groups_(groups),
+        allowed_(allowed),
+        accepts_(accepts),
         waiter_(waiter),
         job_(*waiter.job),
         points_(points),
         targets_(targets) {}
 
-  std::optional<Eviction> Choose(const std::vector<bool>& allowed) const {
+  std::optional<Eviction> Choose() const {
     std::optional<Eviction> best;
     Harm least;
-    for (size_t g = 0; g < allowed.size(); ++g) {
-      if (!allowed[g] || !groups_[g]->settled()) continue;
+    for (size_t g = 0; g < allowed_.size(); ++g) {
+      if (!allowed_[g] || !groups_[g]->settled()) continue;
       std::optional<Eviction> eviction = Clear(g);
       if (!eviction) continue;
       const Harm harm = HarmOf(*eviction);
@@ -62,7 +65,8 @@ class Chooser {
     StageBytes slot_bytes = group.slot_bytes;
     size_t jobs = group.jobs;
     for (const MemberState& member : group.members) {
-      if (member.running == nullptr || !member.running->leaving) continue;
+      // Who finishes may have a long evaluation to do first.
+      if (member.running == nullptr || member.works) continue;
       slot_bytes -= member.slot_bytes;
       --jobs;
     }
@@ -113,14 +117,16 @@ class Chooser {
     std::vector<Candidate> candidates;
     for (size_t m = 0; m < groups_[g]->members.size(); ++m) {
       const RunningJob* running = groups_[g]->members[m].running;
-      if (running == nullptr || running->leaving || running->coming) continue;
+      // One that is tried alone would stand before all others again (QueuedJob::alone).
+      if (running == nullptr || running->leaving || running->coming || running->alone) continue;
       const bool had_its_time = running->running_s >= view_.policy.MinimumRun();
       Candidate candidate{.member = m};
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1);
       // A job that was moved stays, but for a higher static priority; nor is it moved then.
       const bool suspect = running->company_max > 0 || running->alone;
-      candidate.movable = !suspect && running->moved_s >= view_.policy.minimum_run_s &&
+      candidate.movable = !suspect && !running->stays &&
+                          running->moved_s >= view_.policy.minimum_run_s &&
                           groups_[g]->stages.empty() && HasOtherGroup(g, m);
       if (candidate.evictable || candidate.movable) candidates.push_back(candidate);
     }
@@ -218,7 +224,8 @@ class Chooser {
       const bool takes_it = (group.fresh() && group.jobs == 0) ||
                             (group.settled() && group.stages.empty() && !group.alone &&
                              Covers(group.shape, sizes_.of(job_class)));
-      if (takes_it && group.base == sizes_.of(job_class).base && HasRoomFor(job_class, group, {})) {
+      if (takes_it && group.base == sizes_.of(job_class).base && HasRoomFor(job_class, group, {}) &&
+          (g >= allowed_.size() || accepts_(g))) {
         entry->second.push_back(g);
       }
     }
@@ -260,6 +267,8 @@ class Chooser {
   const ClusterView& view_;
   Footprints& sizes_;
   const std::vector<const GroupState*>& groups_;
+  const std::vector<bool>& allowed_;
+  const absl::FunctionRef<bool(size_t)> accepts_;
   const Waiter& waiter_;
   const QueuedJob& job_;
   const double points_;
@@ -271,9 +280,10 @@ class Chooser {
 
 std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
                                        const std::vector<const GroupState*>& groups,
-                                       const std::vector<bool>& allowed, const Waiter& job,
+                                       const std::vector<bool>& allowed,
+                                       absl::FunctionRef<bool(size_t)> accepts, const Waiter& job,
                                        double points, Targets targets) {
-  return Chooser(view, sizes, groups, job, points, targets).Choose(allowed);
+  return Chooser(view, sizes, groups, allowed, accepts, job, points, targets).Choose();
 }
 
 }  // namespace lorad::planner

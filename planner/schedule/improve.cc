@@ -16,7 +16,8 @@ namespace {
 
 // Sums of ends that differ by less, of their size, are equal.
 constexpr double kTie = 1e-9;
-// A running job is weighed against the groups that are least busy, so many of them.
+// A running job is weighed against so many groups: those where one like it would have the shortest
+// rounds.
 constexpr size_t kDestinations = 8;
 
 // Splits of so many jobs at most are kicked, so often.
@@ -195,31 +196,60 @@ class Search {
 
   bool MayMove(size_t i) const { return item(i).runs() && !item(i).moved; }
 
-  // The spots that may take a running job: the least busy first, of the idle ones the least slow.
-  std::vector<size_t> Destinations(size_t from) const {
-    std::vector<std::tuple<double, double, size_t>> order;
+  // The spots that may take one of `from`: the first where its mean job would have the shortest
+  // rounds. Where a job is to come, and not to change places with one, those with room for any.
+  std::vector<size_t> Destinations(size_t from, bool comes) {
+    const Crew& crew = spots_[from].crew;
+    const Workload mean = 1 / static_cast<double>(std::max<size_t>(1, crew.size())) * crew.round();
+    std::vector<std::pair<double, size_t>> order;
     for (size_t to = 0; to < spots_.size(); ++to) {
-      if (to == from || !IsOpen(to) || !spots_[to].known) continue;
       const Spot& spot = spots_[to];
-      const int64_t capacity = std::max<int64_t>(1, spot.shape.capacity_tokens);
-      const double round_ms =
-          spot.empty() ? 0 : RoundMs(spot.group->pace.times, spot.crew.round(), capacity);
-      order.emplace_back(round_ms, spot.group->pace.slowness, to);
+      if (to == from || !IsOpen(to) || !spot.known) continue;
+      if (comes && !MayHold(spot, spots_[from])) continue;
+      const int64_t capacity = spot.shape.capacity_tokens;
+      Workload round = spot.crew.round();
+      round += mean;
+      // An idle one has no microbatches yet.
+      const TimeCoefficients& times = spot.group->pace.times;
+      order.emplace_back(capacity > 0 ? RoundMs(times, round, capacity) : times.Ms(round, 1), to);
     }
     std::ranges::sort(order);
     if (order.size() > kDestinations) order.resize(kDestinations);
     std::vector<size_t> destinations;
-    for (const auto& [round_ms, slowness, to] : order) destinations.push_back(to);
+    for (const auto& [round_ms, to] : order) destinations.push_back(to);
     return destinations;
+  }
+
+  // As far as can be said at a glance.
+  bool MayHold(const Spot& to, const Spot& from) {
+    if (!to.empty()) return to.jobs < static_cast<size_t>(to.shape.slots_max);
+    return std::ranges::any_of(from.items, [&](size_t i) {
+      return MayMove(i) && round_.sizes.FitsAlone(item(i).job_class, to.group->worker_kind);
+    });
+  }
+
+  // The spots of which a job may go, the busiest first: there it is that the work may end before all
+  // were looked at.
+  std::vector<size_t> Sources() const {
+    std::vector<std::pair<double, size_t>> order;
+    for (size_t from = 0; from < spots_.size(); ++from) {
+      const Spot& spot = spots_[from];
+      if (std::ranges::none_of(spot.items, [&](size_t i) { return MayMove(i); })) continue;
+      order.emplace_back(
+          -RoundMs(spot.group->pace.times, spot.crew.round(), spot.shape.capacity_tokens), from);
+    }
+    std::ranges::sort(order);
+    std::vector<size_t> sources;
+    for (const auto& [round_ms, from] : order) sources.push_back(from);
+    return sources;
   }
 
   // The move of a running job that gains the most of those that pay.
   std::optional<Option> BestMove() {
     std::optional<Option> best;
-    for (size_t from = 0; from < spots_.size(); ++from) {
-      if (std::ranges::none_of(spots_[from].items, [&](size_t i) { return MayMove(i); })) continue;
+    for (const size_t from : Sources()) {
       const double from_s = spots_.Sum(from);
-      for (const size_t to : Destinations(from)) {
+      for (const size_t to : Destinations(from, true)) {
         const double to_s = spots_.Sum(to);
         for (const size_t i : spots_[from].items) {
           if (!MayMove(i) || work_ <= 0) continue;
@@ -250,7 +280,7 @@ class Search {
     std::optional<Option> best;
     for (size_t from = 0; from < spots_.size(); ++from) {
       if (!spots_[from].known || !spots_[from].accepts) continue;
-      for (const size_t to : Destinations(from)) {
+      for (const size_t to : Destinations(from, false)) {
         if (to < from) continue;  // was looked at from there
         const double before_s = spots_.Sum(from) + spots_.Sum(to);
         for (const size_t i : spots_[from].items) {
@@ -389,8 +419,14 @@ Improvement Improve(Round& round, Lookahead& lookahead) {
   std::ranges::sort(bases);
   bases.erase(std::unique(bases.begin(), bases.end()), bases.end());
   Improvement improvement;
+  // What one has not used is for those behind it.
   int64_t work = kWork;
-  for (const size_t base : bases) ImproveBase(round, lookahead, base, work, &improvement);
+  for (size_t i = 0; i < bases.size(); ++i) {
+    const int64_t share = work / static_cast<int64_t>(bases.size() - i);
+    int64_t left = share;
+    ImproveBase(round, lookahead, bases[i], left, &improvement);
+    work -= share - left;
+  }
   return improvement;
 }
 

@@ -20,7 +20,8 @@
 // lower ranks than some running job of its base model has, is as good as idle: the group is
 // dissolved first, and the move, weighed again, comes in the next round.
 //
-// The work is bounded by kWork jobs looked at, never by a clock.
+// The work is bounded by kWork jobs looked at, of which each base model has its share, never by a
+// clock.
 #pragma once
 
 #include <cstddef>

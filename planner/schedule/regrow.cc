@@ -14,10 +14,13 @@ namespace {
 bool MayRegrow(Round& round, const GroupState& group) {
   // How long several stages take is not learned.
   return group.settled() && group.stages.empty() && !group.touched && group.joined.empty() &&
-         group.jobs > 0 && group.formed_s >= round.view.policy.minimum_run_s && IsKnown(group) &&
-         std::ranges::all_of(
-             group.members,
-             [](const MemberState& member) { return member.trains && !member.running->coming; }) &&
+         group.jobs > 0 && !group.alone && group.formed_s >= round.view.policy.minimum_run_s &&
+         IsKnown(group) &&
+         std::ranges::all_of(group.members,
+                             [](const MemberState& member) {
+                               return member.trains && !member.running->coming &&
+                                      !member.running->stays;
+                             }) &&
          round.Ahead(group) == nullptr;
 }
 

@@ -102,16 +102,14 @@ class Scheduler {
     round_.waiting.push_back(&job);
     KeepWorkers(round_, job);
     if (Dissolve(job)) return;
-    if (const GroupState* group = PartedFrom(round_, job)) {
-      if (!job.job->alone) round_.settled.insert(job.job);
-      Decide(Decision::Kind::kWait, job).why = absl::StrCat(
-          "workers were lost, and it is being found out whose jobs end them; until "
-          "then it is kept out of ",
-          NameOf(*group));
-      return;
-    }
+    // Who is kept out of a group for suspicion alone is soon let in: no group drains for it
+    // meanwhile, but others make room for one that is no suspect.
+    const bool parted = PartedFrom(round_, job) != nullptr;
+    const bool suspect = job.job->company_max > 0 || job.job->alone;
     const bool awaits = Awaited(round_, job) != nullptr;
-    if (Reform(job, awaits) || (!awaits && Evict(job))) return;
+    const bool stays_out = parted && suspect;
+    if (!stays_out && (Reform(job, awaits) || (!awaits && Evict(job)))) return;
+    if (parted && !job.job->alone) round_.settled.insert(job.job);
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
@@ -146,7 +144,7 @@ class Scheduler {
       if (awaits && group.jobs > 0) continue;
       // A job ahead decides what becomes of the group.
       if (!group.settled() || group.base_model != job.job->base_model ||
-          round_.Ahead(group) != &job) {
+          round_.Ahead(group) != &job || !Mix(group, *job.job)) {
         continue;
       }
       const auto shape =
@@ -217,13 +215,20 @@ class Scheduler {
     std::vector<bool> allowed;
     for (const GroupState& group : round_.groups) {
       groups.push_back(&group);
-      allowed.push_back(round_.Ahead(group) == &job);
+      const bool parted = group.base_model == job.job->base_model && !Mix(group, *job.job);
+      allowed.push_back(round_.Ahead(group) == &job && !parted);
     }
+    const auto accepts = [&](size_t g) {
+      GroupState& group = round_.groups[g];
+      if (group.kept_for != nullptr) return false;
+      const Waiter* const ahead = round_.Ahead(group);
+      return ahead == nullptr || ahead == &job;
+    };
     std::vector<Refuge> refuges = RefugesFrom(allowed);
     for (const Refuge& refuge : refuges) groups.push_back(&refuge.group);
     const double points = PointsOf(view_.policy, job.job->waited_s) - ShareOf(*job.job);
-    const std::optional<Eviction> eviction =
-        ChooseEviction(view_, round_.sizes, groups, allowed, job, points, Targets::kLeastEnds);
+    const std::optional<Eviction> eviction = ChooseEviction(
+        view_, round_.sizes, groups, allowed, accepts, job, points, Targets::kLeastEnds);
     if (!eviction) return false;
     GroupState& group = round_.groups[eviction->group];
     group.open = false;

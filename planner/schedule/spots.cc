@@ -68,8 +68,8 @@ void Spots::AddItems(size_t spot) {
   for (size_t m = 0; m < group.members.size(); ++m) {
     const MemberState& member = group.members[m];
     const RunningJob& running = *member.running;
-    if (!member.trains || running.coming || running.company_max > 0 || running.alone ||
-        running.moved_s < round_->view.policy.minimum_run_s) {
+    if (!member.trains || running.coming || running.stays || running.company_max > 0 ||
+        running.alone || running.moved_s < round_->view.policy.minimum_run_s) {
       continue;
     }
     add({.work = member.work, .job_class = member.job_class, .member = m, .home = spot});

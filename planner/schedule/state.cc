@@ -233,7 +233,7 @@ bool IsKnown(const GroupState& group) {
 // In rounds like its present one: so microbatches that could not be filled are in it.
 double MeasuredSlowness(const GroupState& group) {
   const Workload& round = group.crew.round();
-  if (group.computed_s <= 0 || round.tokens <= 0) return 0;
+  if (group.computed_s <= 0 || group.computed.tokens <= 0 || round.tokens <= 0) return 0;
   const double of_round =
       std::max(1.0, round.tokens / static_cast<double>(group.shape.capacity_tokens));
   const double ms =
@@ -316,12 +316,8 @@ bool Round::Helps(const GroupState& group, const GroupShape& shape, const Queued
   if (view.policy.least_gain <= 0 || group.jobs == 0 || job.resumes) return true;
   if (!group.pace.known || group.crew.size() == 0 || job.step_tokens == 0) return true;
   if (group.lowest_priority < job.priority) return true;
-  const TimeCoefficients& times = group.pace.times;
-  Workload round = group.crew.round();
-  const double now = BusyShare(times, round, shape.capacity_tokens);
-  round += work.step;
-  const double then = BusyShare(times, round, shape.capacity_tokens);
-  return then >= now * (1 + view.policy.least_gain);
+  return SharingGain(group.pace.times, group.crew.round(), work.step, shape.capacity_tokens) >=
+         view.policy.least_gain;
 }
 
 }  // namespace lorad::planner

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "planner/schedule/ends.h"
 #include "planner/schedule/footprints.h"
 #include "planner/schedule/schedule.h"
@@ -174,7 +175,7 @@ struct Round {
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
   const Waiter* Ahead(const GroupState& group);
-  // BusyShare rises by least_gain, or someone of less priority is to be slowed down.
+  // SharingGain is least_gain or more, or someone of less priority is to be slowed down.
   bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
              const JobWork& work) const;
   size_t KindOf(const WorkerView& worker);
@@ -233,12 +234,14 @@ struct Eviction {
 // those that leave.
 enum class Targets { kLeastEnds, kFewestJobs };
 // The least harmful of the groups with `allowed`: the highest priority that is evicted as low as
-// possible, then the fewest jobs evicted, then the fewest re-placed, then the first group. Behind
-// those that `allowed` has may come groups that jobs can be re-placed into alone: such as would be
-// formed on idle workers.
+// possible, then the fewest jobs evicted, then the fewest re-placed, then the first group. Jobs are
+// re-placed into those of which `accepts` is true (asked of such as have room alone): not into one
+// that drains for another job, or is kept for one. Behind those that `allowed` has may come groups
+// that jobs can be re-placed into alone: such as would be formed on idle workers, which all accept.
 std::optional<Eviction> ChooseEviction(const ClusterView& view, Footprints& sizes,
                                        const std::vector<const GroupState*>& groups,
-                                       const std::vector<bool>& allowed, const Waiter& job,
+                                       const std::vector<bool>& allowed,
+                                       absl::FunctionRef<bool(size_t)> accepts, const Waiter& job,
                                        double points, Targets targets);
 
 }  // namespace lorad::planner

@@ -69,7 +69,7 @@ struct RunningJob {
   // Is being evicted or re-placed already, or must not be: it does its last saves, say.
   bool leaving = false;
   int32_t company_max = 0;          // as in QueuedJob,
-  bool alone = false;               // likewise
+  bool alone = false;               // likewise; it is neither evicted nor re-placed
   double step_squared_lengths = 0;  // of one of its steps; 0: attention aside
   int64_t remaining_steps = 0;      // 0: unknown, or it has evaluations alone to do
   EvaluationWork evaluations = {};
@@ -80,6 +80,9 @@ struct RunningJob {
   // Was re-placed and is on its way into this group: it takes room, and nothing is decided of it.
   // In the group that it comes from it is `leaving`.
   bool coming = false;
+  // Is not re-placed, nor its group formed again without need: a quota would keep it from coming
+  // back.
+  bool stays = false;
 };
 
 struct GroupView {
@@ -160,9 +163,9 @@ struct SchedulePolicy {
   // A job has one point less for each job of its label group that runs, or that stands before it
   // among those of its priority.
   bool fair_share = false;
-  // A group takes another job only if what it computes a second (BusyShare, ends.h) rises by this
-  // share of what it is: 0 takes as many as memory holds. A job of higher priority than some job of the group always may
-  // join. Needs ClusterView::times and step_tokens.
+  // A group takes another job only if what it computes a second rises by this share of what it is
+  // (SharingGain, ends.h): 0 takes as many as memory holds. A job of higher priority than some job
+  // of the group always may join. Needs ClusterView::times and step_tokens.
   double least_gain = 0;
   // Running jobs are moved to where all end earlier, and groups formed again to have longer
   // microbatches, if that pays (cost/move.h). Needs ClusterView::times, step_tokens and

@@ -16,6 +16,18 @@ namespace {
 using sizes::NeededText;
 using sizes::ThereText;
 
+// The first group of its base model that would hold the job, and of which `is_such` is true. One
+// that is kept for the job is not: its worker would, together with others.
+const GroupState* FirstItCouldJoin(Round& round, const Waiter& job,
+                                   absl::FunctionRef<bool(const GroupState&)> is_such) {
+  const size_t base = round.sizes.of(job.job_class).base;
+  const auto found = std::ranges::find_if(round.groups, [&](const GroupState& group) {
+    return group.base == base && group.kept_for != &job && is_such(group) &&
+           round.FitsAlone(job, group);
+  });
+  return found == round.groups.end() ? nullptr : &*found;
+}
+
 std::string BeingChanged(const std::string& name) {
   return absl::StrCat(name, " is being formed or changed");
 }
@@ -140,19 +152,13 @@ std::string WhyNotOnIdle(Round& round, const Waiter& job) {
 }  // namespace
 
 const GroupState* Awaited(Round& round, const Waiter& job) {
-  const size_t base = round.sizes.of(job.job_class).base;
-  const auto found = std::ranges::find_if(round.groups, [&](const GroupState& group) {
-    return (group.changes || group.forming) && group.base == base && round.FitsAlone(job, group);
-  });
-  return found == round.groups.end() ? nullptr : &*found;
+  return FirstItCouldJoin(round, job,
+                          [](const GroupState& group) { return group.changes || group.forming; });
 }
 
 const GroupState* PartedFrom(Round& round, const Waiter& job) {
-  const size_t base = round.sizes.of(job.job_class).base;
-  const auto found = std::ranges::find_if(round.groups, [&](const GroupState& group) {
-    return group.open && group.base == base && !Mix(group, *job.job) && round.FitsAlone(job, group);
-  });
-  return found == round.groups.end() ? nullptr : &*found;
+  return FirstItCouldJoin(
+      round, job, [&](const GroupState& group) { return group.open && !Mix(group, *job.job); });
 }
 
 std::string NameOf(const GroupState& group) {
@@ -162,11 +168,17 @@ std::string NameOf(const GroupState& group) {
 std::string WhyWait(Round& round, const Waiter& job) {
   if (round.view.workers.empty()) return "no worker is connected";
   if (std::string why = WhyNowhere(round, job); !why.empty()) return why;
+  if (const GroupState* group = PartedFrom(round, job)) {
+    return absl::StrCat(
+        "workers were lost, and it is being found out whose jobs end them; until then it is kept "
+        "out "
+        "of ",
+        NameOf(*group));
+  }
   if (const GroupState* group = Awaited(round, job)) return BeingChanged(NameOf(*group));
-  const size_t base = round.sizes.of(job.job_class).base;
-  for (const GroupState& group : round.groups) {
-    if (group.kept_for == &job) continue;  // for its worker, with others
-    if (group.base == base && round.FitsAlone(job, group)) return WhyNotIn(round, group, job);
+  const auto any = [](const GroupState&) { return true; };
+  if (const GroupState* group = FirstItCouldJoin(round, job, any)) {
+    return WhyNotIn(round, *group, job);
   }
   if (job.needs != nullptr) return WhyNotTogether(round, job);
   const std::string of_idle = WhyNotOnIdle(round, job);

@@ -123,6 +123,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.label_group = options_.LabelGroup(job.job().labels());
   running.company_max = job.record.company_max();
   running.alone = job.record.alone();
+  running.stays = quotas_.ArePassed(job.job().labels());
   if (job.moved_us) running.moved_s = trains ? SecondsSince(*job.moved_us) : 0;
   return running;
 }
@@ -212,8 +213,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
       if (!found) continue;  // a guest, or deleted and about to leave
       running = RunningOf(*found);
       if (member.departing && !found->moves_to.empty()) moving.push_back(found);
-      // One that is tried alone would stand before all others again (losses.h).
-      running.leaving = member.leaving || member.departing || !MayDepart(*found) || running.alone;
+      running.leaving = member.leaving || member.departing || !MayDepart(*found);
     }
   }
   for (const JobState* job : moving) AddComing(*job, &view);

@@ -156,6 +156,14 @@ std::vector<std::string> Quotas::HeldBy(const Labels& labels) const {
   return names;
 }
 
+bool Quotas::ArePassed(const Labels& labels) const {
+  return std::ranges::any_of(labels, [&](const auto& label) {
+    const v1::Quota* quota = Find(label.first, label.second);
+    return quota && quota->has_running_jobs() &&
+           UseOf(LabelOf(label.first, label.second)).running_jobs > quota->running_jobs();
+  });
+}
+
 absl::Status Quotas::CheckCreate(const Labels& labels) const {
   Violations violations;
   for (const auto& [key, value] :

@@ -62,6 +62,8 @@ class Quotas {
   // ---- limits ----
   // The labels of a job, by their values, of which a quota limits the running jobs; in order.
   std::vector<std::string> HeldBy(const Labels& labels) const;
+  // Whether more jobs of some of these labels run than may: a quota was lowered.
+  bool ArePassed(const Labels& labels) const;
   // OK, or RESOURCE_EXHAUSTED (QUOTA_EXCEEDED) with every limit that is in the way:
   // of another job that stores,
   absl::Status CheckCreate(const Labels& labels) const;

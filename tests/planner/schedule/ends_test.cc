@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <numeric>
 
 #include "planner/schedule/schedule.h"
@@ -104,25 +105,28 @@ TEST_CASE("Ends and their sums are those of training round by round") {
   }
 }
 
-TEST_CASE("A round is busier with each job until its steps fill a microbatch, and no further") {
+TEST_CASE("A group gains by each job until its steps fill a microbatch, and no further") {
   const TimeCoefficients times{
       .constant_ms = 100, .token_ms = 1, .squared_ms = 1e-4, .adapter_ms = 1e-6};
   const Workload low = StepOf(200, 10'000, 10'000), high = StepOf(200, 10'000, 2'000'000);
-  Workload round;
-  double busy = 0;
-  for (const Workload& step : {low, high, low, high, low}) {  // 1,000 tokens
-    round += step;
-    CHECK(BusyShare(times, round, 1000) > busy);
-    busy = BusyShare(times, round, 1000);
+  Workload round = low;
+  for (const Workload& step : {high, low, high, low}) {  // 1,000 tokens
+    const double gain = SharingGain(times, round, step, 1000);
+    // One microbatch where two as full as before would be, and a part of one.
+    Workload both = round;
+    both += step;
+    const double apart_ms = times.Ms(both, both.tokens / round.tokens);
+    CHECK(gain == Approx(apart_ms / times.Ms(both, 1) - 1));
+    CHECK(gain > 0);
+    round = both;
   }
-  CHECK(busy == Approx(times.Ms(round, 0) / times.Ms(round, 1)));
-  round += round;
-  CHECK(BusyShare(times, round, 1000) == Approx(busy));
-  // Of equal jobs it rises by the share by which their tokens a second do.
-  const auto rise = [&](auto of) { return of(600.0) / of(400.0); };
+  for (const Workload& step : {low, high})
+    CHECK(std::abs(SharingGain(times, round, step, 1000)) < 1e-9);
+  // Of equal jobs it is the share by which their tokens a second rise.
   const TimeCoefficients alike{.constant_ms = 100, .token_ms = 1};
-  CHECK(rise([&](double tokens) { return BusyShare(alike, tokens, 1000); }) ==
-        Approx(rise([&](double tokens) { return tokens / RoundMs(alike, tokens, 1000); })));
+  const auto rate = [&](double tokens) { return tokens / RoundMs(alike, tokens, 1000); };
+  CHECK(SharingGain(alike, 400, 200, 1000) == Approx(rate(600) / rate(400) - 1));
+  CHECK(SharingGain(alike, 900, 300, 1000) == Approx(rate(1200) / rate(900) - 1));
 }
 
 }  // namespace

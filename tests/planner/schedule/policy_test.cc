@@ -362,10 +362,8 @@ TEST_CASE("A job that was re-placed goes where it was sent, not back into the gr
 TEST_CASE("As many jobs as still help") {
   // 10 ms and 0.01 ms a token: 200 tokens take 12 ms, 400 take 14, 1024 take 20.24.
   const TimeCoefficients times{10, 0.01, 0};
-  CHECK(BusyShare(times, 200, 1024) == Approx(2 / 12.0));
-  CHECK(BusyShare(times, 400, 1024) == Approx(4 / 14.0));
-  CHECK(BusyShare(times, 2048, 1024) == Approx(10.24 / 20.24));
-  CHECK(BusyShare(times, {}, 1024) == 0);
+  CHECK(SharingGain(times, 200, 200, 1024) == Approx(24 / 14.0 - 1));
+  CHECK(SharingGain(times, 1024, 1024, 1024) == Approx(0));
   std::vector<Trains> five, six;
   for (int i = 0; i < 6; ++i) {
     if (i < 5) five.push_back({"j" + std::to_string(i)});

@@ -26,6 +26,7 @@ struct Size {
   int ranks = 1;      // different ones, and as many lengths
   bool full = false;  // groups have no room
   bool known = true;  // times
+  bool alike = true;  // budgets
 };
 
 ClusterView ViewOf(const Size& size, std::mt19937& random) {
@@ -46,7 +47,7 @@ ClusterView ViewOf(const Size& size, std::mt19937& random) {
   for (int w = 0; w < kWorkers; ++w) {
     WorkerView worker = IdleOn("w" + std::to_string(w), w % 2 == 0 ? "slow" : "fast");
     worker.device = kGpu;
-    worker.budget_bytes = int64_t{78} << 30;
+    worker.budget_bytes = (int64_t{78} << 30) + (size.alike ? 0 : w << 20);
     worker.idle = w < size.idle;
     view.workers.push_back(worker);
     if (worker.idle) continue;
@@ -104,6 +105,10 @@ TEST_CASE("A decision over 1,024 jobs and 64 workers takes no more than millisec
       {"groups with room, eight base models", {.jobs = 8, .bases = 8, .ranks = 100}},
       {"full groups", {.jobs = 16, .full = true}},
       {"full groups, all jobs different", {.jobs = 16, .bases = 4, .ranks = 500, .full = true}},
+      {"idle workers, all jobs and workers different",
+       {.idle = kWorkers, .ranks = 500, .alike = false}},
+      {"full groups, all jobs and workers different",
+       {.jobs = 16, .bases = 4, .ranks = 500, .full = true, .alike = false}},
   };
   std::mt19937 random(1);
   for (const Case& c : cases) {

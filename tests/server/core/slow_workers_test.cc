@@ -71,6 +71,33 @@ struct House {
   }
 };
 
+TEST_CASE("jobs of which more run than their quota has stay where they are, however slow that is") {
+  House house;
+  World& world = *house.world;
+  house.Run(120);
+  for (const std::string& job : house.jobs) {
+    v1::UpdateJobRequest request;
+    request.mutable_job()->set_name(job);
+    (*request.mutable_job()->mutable_labels())["team"] = "math";
+    request.mutable_update_mask()->add_paths("labels");
+    world.Get<v1::Job>(request);
+  }
+  v1::SetQuotaRequest quota;
+  quota.mutable_quota()->set_label("team=math");
+  quota.mutable_quota()->set_running_jobs(kJobs / 2);
+  world.Get<v1::Quota>(quota);
+  world.worker(0).mischief().slowness = 3 * kUsual;
+  house.Run(120);
+  CHECK(Look(world, 0).relative_speed() < 0.5);
+  CHECK(house.Moves() == 0);
+  for (const std::string& job : house.jobs) CHECK(world.StateOf(job) == v1::Job::RUNNING);
+  // Once as many may run they go where all end earlier.
+  quota.mutable_quota()->set_running_jobs(kJobs);
+  world.Get<v1::Quota>(quota);
+  house.Run(120);
+  CHECK(house.Moves() == 2);
+}
+
 TEST_CASE("jobs leave a worker that becomes slow, and come back when it recovers") {
   House house;
   World& world = *house.world;

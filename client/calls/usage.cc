@@ -84,7 +84,7 @@ void RefuseEmptyNumbers(CLI::App& app) {
       [](std::string& value) { return std::string(value.empty() ? "needs a number" : ""); }, "");
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
-    const bool number = std::ranges::any_of(std::array{"INT", "UINT", "FLOAT", "SIZE"},
+    const bool number = std::ranges::any_of(std::array{"INT", "UINT", "FLOAT"},
                                             [&](const char* of) { return type.starts_with(of); });
     if (number) option->check(given);
   }

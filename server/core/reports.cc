@@ -436,7 +436,11 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
   group.adapters_in_microbatches += done.adapters();
   const bool trains = done.backward_ms() > 0;
   const double share = trains ? 1 : EvaluatedShare(group.base_model, WorkerOf(group.first()));
-  group.pace.Add(turn_.now_us(), share * work);
+  if (IsKnown(work)) {
+    group.pace.Add(turn_.now_us(), share * work);
+  } else {
+    group.pace.Clear();
+  }
   for (const std::string& name : jobs) {
     JobState* job = jobs_.Find(name);
     if (!job || !IsLive(job->state())) continue;
@@ -455,7 +459,7 @@ void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
 void Core::State::ObserveTimes(GroupState& group, const worker::v1::MicrobatchDone& done,
                                const planner::Workload& work) {
   const auto times = group.passes.Add(done, group.stages.size());
-  if (!times || work.tokens == 0) return;
+  if (!times || !IsKnown(work)) return;
   WorkerState& first = WorkerOf(group.first());
   const bool whole = group.stages.size() == 1;
   const bool alike = whole || std::ranges::all_of(group.stages, [&](const StageState& stage) {

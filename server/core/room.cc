@@ -51,9 +51,18 @@ void Core::State::OnRoom(const RoomChanged& room) {
   const std::set<std::string> live = jobs_.live();
   for (const std::string& name : live) {
     JobState& job = *jobs_.Find(name);
-    if (!IsPlaced(job.state())) continue;
-    if (low) jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
-    jobs_.ForgetPace(job);  // it is stalled, or is no more
+    if (low && IsPlaced(job.state())) {
+      jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
+    }
+  }
+  ForgetPaces();  // they are stalled, or are no more
+}
+
+void Core::State::ForgetPaces() {
+  const std::set<std::string> live = jobs_.live();
+  for (const std::string& name : live) {
+    JobState& job = *jobs_.Find(name);
+    if (IsPlaced(job.state())) jobs_.ForgetPace(job);
   }
   for (const std::string& name : groups_.names()) groups_.Find(name)->pace.Clear();
 }

@@ -160,6 +160,7 @@ void Core::State::RenewLeases(int64_t late_us) {
                              static_cast<double>(late_us) / 1e6));
   cluster_.RenewLeases();
   groups_.RenewPatience();
+  ForgetPaces();  // what was done meanwhile is said at once, and then nothing for as long
 }
 
 std::optional<Asked> Core::State::AskedOf(const GroupState& group) {

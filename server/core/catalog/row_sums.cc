@@ -37,7 +37,7 @@ int64_t TotalTokens(const records::JobRecord& record) {
 void SetTotals(records::JobRecord& record) {
   v1::Job& job = *record.mutable_job();
   job.set_total_tokens(TotalTokens(record));
-  if (record.training_row_tokens() <= 0) return;
+  if (record.training_row_tokens() <= 0 || record.training_row_squared_lengths() <= 0) return;
   job.set_total_squared_lengths(record.training_row_squared_lengths() *
                                 static_cast<double>(job.total_tokens()) /
                                 static_cast<double>(record.training_row_tokens()));

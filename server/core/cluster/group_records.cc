@@ -94,12 +94,19 @@ void Put(const planner::Place& place, GroupRecord::Place* to) {
 
 // ---- from a record ----
 
+// Unknown, if that is nothing that was ever computed.
+planner::Workload WorkOf(const GroupRecord::Begun& entry) {
+  const planner::Workload work{entry.tokens(), entry.squared_lengths(), entry.adapter_work()};
+  const auto is_good = [](double value) { return value >= 0 && value < 1e18; };
+  const bool good =
+      is_good(work.tokens) && is_good(work.squared_lengths) && is_good(work.adapter_work);
+  return good ? work : planner::Workload();
+}
+
 BegunMicrobatches Begun(const google::protobuf::RepeatedPtrField<GroupRecord::Begun>& begun) {
   BegunMicrobatches microbatches;
   for (const GroupRecord::Begun& entry : begun) {
-    microbatches[entry.microbatch()] = {
-        {entry.jobs().begin(), entry.jobs().end()},
-        {entry.tokens(), entry.squared_lengths(), entry.adapter_work()}};
+    microbatches[entry.microbatch()] = {{entry.jobs().begin(), entry.jobs().end()}, WorkOf(entry)};
   }
   return microbatches;
 }

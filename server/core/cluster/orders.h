@@ -48,6 +48,7 @@ struct BegunMicrobatch {
   std::vector<std::string> jobs;  // sorted, each once
   planner::Workload work;         // empty where an older version sent it: unknown
 };
+inline bool IsKnown(const planner::Workload& work) { return work.tokens > 0; }
 using BegunMicrobatches = std::map<int64_t, BegunMicrobatch>;  // by number
 // Parameters of the jobs' adapters; of those that are not in it they do not count.
 using ParametersOfJobs = std::map<std::string, int64_t>;

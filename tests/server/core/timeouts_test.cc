@@ -147,6 +147,18 @@ TEST_CASE("a coordinator that stood still loses no living worker, whatever is du
   }
 }
 
+TEST_CASE("nobody knows how fast jobs are that trained while the coordinator stood still") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).tokens_per_second() > 0; });
+  world->StandStill(3600 * kSecond);
+  world->RunUntil([&] { return CountNotes(*world, "the coordinator stood still for 3") == 1; });
+  CHECK(world->Job(job).tokens_per_second() == 0);
+  CHECK(world->Job(job).seconds_left() == 0);
+  world->RunUntil([&] { return world->Job(job).tokens_per_second() > 0; });
+}
+
 TEST_CASE("a worker that is silent after a stand-still is lost a lease later") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -38,6 +38,9 @@ def check_that_it_can_fail(tool):
         said = list(tool.differences(rooms, floors, page))
         assert len(said) == 3 and "gone is in a table" in said[0] and "proto/x/v1 is in no table" in said[1], said
         assert "server/core: the table says floor 2 and 2 files" in said[2], said
+        assert list(tool.differences(rooms, floors, "| now | 5 | 2 (`server/core`) | 3 | none |\n"))[0].startswith("now: "), page
+        said = list(tool.differences(rooms, floors, "| now | 5 | 1 (`server/core`) | 3 | none |\n"))
+        assert not any(mistake.startswith("now: ") for mistake in said), said
         (root / "storage/c.h").write_text('#include "server/a.h"\n')
         circle = tool.find_circle(tool.read_rooms(root))
         assert circle == ["server", "server/core", "storage", "server"], circle

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lorad/worker/v1/worker.pb.h"
-#include "planner/pipeline/moments.h"
+#include "planner/stages/moments.h"
 
 namespace lorad::server {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "planner/pipeline/moments.h"
+#include "planner/stages/moments.h"
 
 namespace lorad::server {
 namespace {

@@ -22,7 +22,7 @@
 #include "lorad/v1/jobs.pb.h"
 #include "lorad/v1/models.pb.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "planner/pipeline/moments.h"
+#include "planner/stages/moments.h"
 #include "server/core/events/moment.h"
 #include "server/core/events/plan.h"
 #include "server/core/events/records.pb.h"

@@ -1,4 +1,4 @@
-#include "planner/pipeline/moments.h"
+#include "planner/stages/moments.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

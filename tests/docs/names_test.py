@@ -1,6 +1,7 @@
 """Checks that what the documentation names is there: paths, links, anchors, Bazel targets, options and identifiers of
 README.md, CONTRIBUTING.md and docs/**/*.md, and the pages and files that comments of the code refer to. A type or a
-function that is named in one sentence (or row of a table) with paths must be in the files of one of them.
+function that is named in one sentence (or row of a table) with paths must be in the files of one of them. Behind the
+mark of a piece of code stands its kind alone.
 
 usage: names_test.py    (in the checkout, or under Bazel)
 """
@@ -39,6 +40,8 @@ TARGET = re.compile(r"(?<![\w:/])//((?:" + "|".join(ROOMS) + r")[\w./-]*)(?::([\
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]+)")
 IDENTIFIER = re.compile(r"`([A-Za-z_][\w:.]*)(?:\([^`]*\))?`")
 CAMEL_CASE = re.compile(r"`(?:\w+::)*([A-Z]\w*[a-z]\w*)(?:\([^`]*\))?`")
+# A language, and a name or a word for docs_commands_test.
+FENCE = re.compile(r"\s*```(?!`)(?:\w+(?: [\w.-]+)?)?")
 SENTENCE = re.compile(r"\S.*?(?:\.(?=\s)|\Z)", re.DOTALL)
 
 
@@ -175,6 +178,23 @@ def check_that_strangers_are_noticed():
                     (7, "Apply is not in worker/core/b.cc"), (10, "Gone is not in server/a.h")], said
 
 
+def bad_fences(text):
+    """Marks of code with prose behind them, which no reader sees, and marks that nothing ends."""
+    fences = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("```")]
+    for i, (number, line) in enumerate(fences):
+        if not FENCE.fullmatch(line) or (i % 2 and line.strip() != "```"):
+            yield number, f"the mark of code has more than its kind behind it: {line.strip()[:40]}"
+    if len(fences) % 2:
+        yield fences[-1][0], "nothing ends this code"
+
+
+def check_that_bad_fences_are_noticed():
+    good = "```\na\n```\n  ```json rows.jsonl\n{}\n  ```\n```console slow\n$ lora\n```\n"
+    assert not list(bad_fences(good)), list(bad_fences(good))
+    said = [number for number, _ in bad_fences(good + "``` Below is an\ninstruction.\n```\n```\na\n```text\n```\n")]
+    assert said == [10, 15, 16], said
+
+
 def long_lines(page):
     """Lines of prose beyond 100 columns; tables, code and a link alone on its line may be longer."""
     fenced = False
@@ -203,6 +223,7 @@ def comment_mistakes(name, text, files):
 
 def main():
     check_that_strangers_are_noticed()
+    check_that_bad_fences_are_noticed()
     code = dict(code_files())
     everything = "\n".join(code.values())
     words = set(re.findall(r"\w+", everything)) | {pathlib.Path(name).stem for name in code} | FOREIGN | COMPOSED
@@ -212,7 +233,7 @@ def main():
     files |= {page.name for page in ROOT.glob("*.md")} | {page.name for page in (ROOT / "client").rglob("*.md")}
     mistakes = [(page.relative_to(ROOT), *m) for page in pages 
                 for m in [*mistakes_of(page, words, options, files), *strangers(page.read_text(), code),
-                          *long_lines(page)]]
+                          *long_lines(page), *bad_fences(page.read_text())]]
     mistakes += [(name, *m) for name, text in code.items() for m in comment_mistakes(name, text, files)]
     for page, line, what in mistakes:
         print(f"{page}:{line}: {what}")

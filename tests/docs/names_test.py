@@ -1,5 +1,5 @@
 """Checks that what the documentation names is there: paths, links, anchors, Bazel targets, options and identifiers of
-README.md, CONTRIBUTING.md and docs/**/*.md, and the pages and files that comments of the code refer to. A type or a
+README.md, CONTRIBUTING.md and docs/**/*.md, and the pages, files and folders that comments of the code refer to. A type or a
 function that is named in one sentence (or row of a table) with paths must be in the files of one of them. Behind the
 mark of a piece of code stands its kind alone.
 
@@ -206,7 +206,7 @@ def long_lines(page):
 
 
 def comment_mistakes(name, text, files):
-    """Pages and files that a comment or a message of the code names."""
+    """Pages, files and folders that a comment or a message of the code names."""
     mistakes = []
     for number, line in enumerate(text.splitlines(), 1):
         comment = re.search(r"(?:^|\s)(?://|#(?!include)|\*)\s(.*)", line)
@@ -215,14 +215,23 @@ def comment_mistakes(name, text, files):
         mistakes += [(number, f"no file is called {file}") for file in FILE.findall(comment[1])
                      if is_no_file(file, files)]
         for path in PATH.findall(comment[1]):
-            file = re.search(r"\.(md|h|cc|cu|cuh|py|proto)$", path)
-            if file and not is_there(path) and not (ROOT / name).parent.joinpath(path).exists():
+            if not path.startswith(MADE) and not is_there(path) and not (ROOT / name).parent.joinpath(path).exists():
                 mistakes.append((number, f"there is no {path}"))
     return mistakes
 
 
+def check_that_comments_are_read():
+    text = ("tests/docs/names_test.py and tests/golden/qwen3 are there, server/core/NAME.h may be; "
+            "tests/golden/gone is not, nor is gone.cc.")
+    for mark in ("//", "x = 1  #", "  *"):
+        said = comment_mistakes("tests/a.cc", f"{mark} {text}\n", {"names_test.py"})
+        assert said == [(1, "no file is called gone.cc"), (1, "there is no tests/golden/gone")], said
+    assert not comment_mistakes("tests/a.cc", text, set())
+
+
 def main():
     check_that_strangers_are_noticed()
+    check_that_comments_are_read()
     check_that_bad_fences_are_noticed()
     code = dict(code_files())
     everything = "\n".join(code.values())

@@ -1,6 +1,6 @@
 // Which modules a PEFT config means, with which rank and alpha. What is expected here is what
 // PEFT 0.21's check_target_module_exists and get_pattern_key give for the same paths;
-// tests/golden/peft_patterns has whole adapters.
+// tests/golden/qwen3 and tests/golden/phi3 have whole adapters.
 #include "storage/adapters/module_matcher.h"
 
 #include <catch2/catch.hpp>

@@ -43,8 +43,8 @@ TEST_CASE("Learning rates are transformers'") {
   }
 }
 
-// What transformers 5.24 gave (get_scheduler over torch.optim.AdamW), to the last bit: peak * t /
-// warmup and peak * left / after round otherwise in eight of these.
+// What transformers 5.17 gives (get_scheduler over torch.optim.AdamW), and 5.24 likewise, to the
+// last bit: peak * t / warmup and peak * left / after round otherwise in eight of these.
 TEST_CASE("Learning rates have transformers' bits") {
   struct Case {
     LearningRateOptions options;

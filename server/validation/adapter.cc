@@ -156,7 +156,7 @@ void CheckPatterns(Checker& checker, const v1::AdapterConfig& adapter) {
                                              adapter.alpha_pattern().end());
   for (const auto& [pattern, alpha] : alphas) {
     const std::string field = field_of("alpha_pattern", pattern);
-    checker.Real(field, alpha, storage::kAlphaMin, 1e6, ' ');
+    checker.Real(field, alpha, storage::kAlphaMin, storage::kAlphaMax, ' ');
     if (pattern.empty()) checker.Add(field, "must be a pattern such as q_proj, got an empty one");
   }
 }
@@ -368,7 +368,7 @@ void CompleteAdapter(Checker& checker, const JobReferences& references,
   TakeDefaultTargets(checker, references, adapter);
 
   checker.Between("adapter.rank", adapter->rank(), 1, kRankMax);
-  checker.Real("adapter.alpha", adapter->alpha(), storage::kAlphaMin, 1e6, ' ');
+  checker.Real("adapter.alpha", adapter->alpha(), storage::kAlphaMin, storage::kAlphaMax, ' ');
   checker.Real("adapter.dropout", adapter->dropout(), 0, storage::kDropoutMax, ' ');
   Checker words;
   CheckWords(words, *adapter);

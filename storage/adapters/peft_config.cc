@@ -20,7 +20,6 @@ namespace {
 
 constexpr char kInvalid[] = "ADAPTER_INVALID";
 constexpr char kUnsupported[] = "ADAPTER_UNSUPPORTED";
-constexpr double kAlphaMax = 1e9;
 constexpr int kLayersMax = 1 << 16;
 
 // A list of module names as PEFT has it, or one text.

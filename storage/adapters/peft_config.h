@@ -49,7 +49,7 @@ double LoraScale(double alpha, int64_t rank, bool rslora);
 
 // Adapters that are trained and those that are read have the same limits. float32 rounds a dropout
 // nearer to 1 up.
-inline constexpr double kAlphaMin = 1e-9;
+inline constexpr double kAlphaMin = 1e-9, kAlphaMax = 1e9;
 inline constexpr double kDropoutMax = 0.999999;
 // Names in a list, patterns in a table.
 inline constexpr int kModuleNamesMax = 1000;

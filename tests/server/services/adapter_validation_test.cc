@@ -151,7 +151,7 @@ TEST_CASE("every mistake has its field and a remedy") {
       {[](auto& a) { (*a.mutable_rank_pattern())["q_proj"] = 513; },
        "adapter.rank_pattern.q_proj: must be between 1 and 512, got 513\n"},
       {[](auto& a) { (*a.mutable_alpha_pattern())["q_proj"] = 0; },
-       "adapter.alpha_pattern.q_proj: must be at least 1e-09 and at most 1e+06, got 0\n"},
+       "adapter.alpha_pattern.q_proj: must be at least 1e-09 and at most 1e+09, got 0\n"},
       {[](auto& a) {
          (*a.mutable_alpha_pattern())["q_proj"] = 1;
          (*a.mutable_alpha_pattern())["self_attn.q_proj"] = 2;
@@ -249,6 +249,18 @@ TEST_CASE("a job goes on from an adapter with patterns") {
                         references),
              Contains("adapter.rank_pattern: must mean the modules and ranks of 'a': this job "
                       "trains it with rank 16"));
+}
+
+TEST_CASE("a job goes on from every alpha that an adapter may have") {
+  v1::AdapterConfig source;
+  source.set_rank(4);
+  source.set_alpha(1e9);
+  source.add_target_modules("q_proj");
+  (*source.mutable_alpha_pattern())["layers.0.self_attn.q_proj"] = 1e8;
+  CHECK(Modules([](auto& a) { a.set_init_from("a"); }, References(source)) ==
+        "q_proj 4/100000000 0; q_proj 4/1000000000 1; ");
+  CHECK(Violations(JobWith([](auto& a) { a.set_alpha(1.1e9); })) ==
+        "adapter.alpha: must be at least 1e-09 and at most 1e+09, got 1.1e+09\n");
 }
 
 TEST_CASE("of a source's patterns for one module the first counts, as in PEFT's file") {

@@ -82,6 +82,7 @@ absl::Status CompleteAgainst(Driver& driver, const std::vector<absl::StatusOr<Re
   references.validation_dataset_known = validation->has_value();
   if (model->has_value()) {
     references.model_known = true;
+    references.model.architecture = (*model)->architecture();
     references.model.target_modules.assign((*model)->target_modules().begin(),
                                            (*model)->target_modules().end());
     references.model.max_positions = (*model)->max_position_embeddings();

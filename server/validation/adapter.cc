@@ -72,19 +72,17 @@ void TakePeftConfig(Checker& checker, v1::AdapterConfig* adapter) {
   if (adapter->dropout() == 0) adapter->set_dropout(config->dropout);
 }
 
-// PEFT has q_proj and v_proj for families that have them, and nothing for the others.
 void TakeDefaultTargets(Checker& checker, const JobReferences& references,
                         v1::AdapterConfig* adapter) {
-  if (SaysTargets(*adapter)) return;
-  const std::vector<std::string>& own = references.model.target_modules;
-  for (const char* target : {"q_proj", "v_proj"}) {
-    adapter->add_target_modules(target);
-    if (!references.model_known || std::ranges::count(own, target) > 0) continue;
-    adapter->clear_target_modules();
-    return checker.Add(kTargets, absl::StrCat("must be said: there is no default for a model whose "
-                                              "modules are ",
-                                              absl::StrJoin(own, ", ")));
-  }
+  if (SaysTargets(*adapter) || !references.model_known) return;
+  const std::string& architecture = references.model.architecture;
+  const std::vector<std::string> targets = storage::DefaultTargetModules(architecture);
+  adapter->mutable_target_modules()->Add(targets.begin(), targets.end());
+  if (!targets.empty() || !adapter->init_from().empty()) return;
+  checker.Add(kTargets,
+              absl::StrCat("must be said: as in PEFT there is no default for ", architecture,
+                           "; name some of ", absl::StrJoin(references.model.target_modules, ", "),
+                           ", or \"", kAllLinear, "\""));
 }
 
 // Names of a list, each once.
@@ -199,6 +197,15 @@ void Resolve(Checker& checker, const storage::ModelDescription& description,
     checker.Add(FieldOf(contradiction.field, *adapter), contradiction.what);
   }
   if (config.has_patterns()) SetModules(targets.modules, description.layers, adapter);
+}
+
+void CheckModules(Checker& checker, const JobReferences& references,
+                  const std::set<std::string>& said, v1::AdapterConfig* adapter) {
+  if (!PeftConfigOf(*adapter).has_patterns()) {
+    CheckPlainTargets(checker, *adapter, references);
+  } else if (references.description) {
+    Resolve(checker, *references.description, said, adapter);
+  }
 }
 
 std::set<std::string> AsSet(const v1::AdapterConfig& adapter) {
@@ -378,11 +385,7 @@ void CompleteAdapter(Checker& checker, const JobReferences& references,
     checker.Add(violation.field, violation.description);
   }
   if (!understood) return;
-  if (!PeftConfigOf(*adapter).has_patterns()) {
-    CheckPlainTargets(checker, *adapter, references);
-  } else if (references.description) {
-    Resolve(checker, *references.description, said, adapter);
-  }
+  if (SaysTargets(*adapter)) CheckModules(checker, references, said, adapter);
   CheckSource(checker, *adapter, references);
 }
 

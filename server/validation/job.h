@@ -14,6 +14,7 @@ namespace lorad::server {
 
 // The limits that a base model sets to a job's fields.
 struct ModelLimits {
+  std::string architecture;
   std::vector<std::string> target_modules;
   int max_positions = 0;
 };

@@ -1,11 +1,13 @@
 #include "storage/models/families.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "storage/files/errors.h"
+#include "storage/models/model_description.h"
 
 namespace lorad::storage {
 namespace {
@@ -47,28 +49,33 @@ constexpr std::array<Family, 14> kFamilies = {{
     {.architecture = "LlamaForCausalLM",
      .model_type = "llama",
      .biases = Biases::kConfigured,
-     .kv_heads_default_to_heads = true},
+     .kv_heads_default_to_heads = true,
+     .default_targets = true},
     {.architecture = "MistralForCausalLM",
      .model_type = "mistral",
      .defaults = kMistralDefaults,
-     .windows = Windows::kAll},
+     .windows = Windows::kAll,
+     .default_targets = true},
     {.architecture = "Qwen2ForCausalLM",
      .model_type = "qwen2",
      .defaults = kQwenDefaults,
      .biases = Biases::kQkv,
-     .windows = Windows::kSwitched},
+     .windows = Windows::kSwitched,
+     .default_targets = true},
     {.architecture = "Qwen3ForCausalLM",
      .model_type = "qwen3",
      .defaults = kQwen3Defaults,
      .biases = Biases::kAttention,
      .qk_norms = QkNorms::kOfHeads,
-     .windows = Windows::kSwitched},
+     .windows = Windows::kSwitched,
+     .default_targets = true},
     {.architecture = "GemmaForCausalLM",
      .model_type = "gemma",
      .defaults = kGemmaDefaults,
      .biases = Biases::kAttention,
      .norm_offset = 1,
-     .embeds_by_root = true},
+     .embeds_by_root = true,
+     .default_targets = true},
     {.architecture = "Gemma2ForCausalLM",
      .model_type = "gemma2",
      .defaults = kGemma2Defaults,
@@ -79,7 +86,8 @@ constexpr std::array<Family, 14> kFamilies = {{
      .norm_offset = 1,
      .embeds_by_root = true,
      .scores_scaled = true,
-     .scores_capped = true},
+     .scores_capped = true,
+     .default_targets = true},
     {.architecture = "Gemma3ForCausalLM",
      .model_type = "gemma3_text",
      .defaults = kGemma3Defaults,
@@ -93,7 +101,8 @@ constexpr std::array<Family, 14> kFamilies = {{
      .scores_scaled = true,
      .rope_theta = 1e6,
      .rope_local_theta = 1e4,
-     .rope_by_layer_type = true},
+     .rope_by_layer_type = true,
+     .default_targets = true},
     {.architecture = "Gemma3ForConditionalGeneration", .model_type = "gemma3", .tower = true},
     {.architecture = "Mistral3ForConditionalGeneration", .model_type = "mistral3", .tower = true},
     {.architecture = "Phi3ForCausalLM",
@@ -165,6 +174,12 @@ absl::StatusOr<const Family*> Find(std::string_view named, std::string_view type
 }
 
 }  // namespace
+
+std::vector<std::string> DefaultTargetModules(std::string_view architecture) {
+  const auto family = std::ranges::find(kFamilies, architecture, &Family::architecture);
+  if (family == kFamilies.end() || !family->default_targets) return {};
+  return {"q_proj", "v_proj"};
+}
 
 absl::StatusOr<const Family*> FindFamily(ConfigReader& config) {
   std::string named;

@@ -57,6 +57,7 @@ struct Family {
   bool turns_part = false;          // partial_rotary_factor may be below 1
   bool takes_longrope = false;      // an older rope type of "su" or "yarn" means longrope
   bool tower = false;               // a text model beside a tower for images: text_config
+  bool default_targets = false;     // PEFT has q_proj and v_proj for it (DefaultTargetModules)
 };
 
 // The family that `config` names by architectures and model_type. Refused: none of the two, several

@@ -131,6 +131,9 @@ std::vector<NamedShape> AllTensors(const ModelDescription& description);
 // The names that adapter.target_modules may have: "q_proj", "k_proj", ... in the order of the first
 // layer.
 std::vector<std::string> TargetModules(const ModelDescription& description);
+// Those that PEFT 0.21 trains of a model of this architecture where a config names none (its
+// TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING); empty where it wants them named.
+std::vector<std::string> DefaultTargetModules(std::string_view architecture);
 int64_t ParameterCount(const ModelDescription& description);
 
 }  // namespace lorad::storage

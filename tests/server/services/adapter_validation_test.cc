@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/validation/adapter.h"
 #include "server/validation/job.h"
@@ -18,16 +21,22 @@ namespace {
 using Catch::Matchers::Contains;
 using Change = std::function<void(v1::AdapterConfig&)>;
 
-// On the tiny model, which has 2 layers; init_from names this source.
-JobReferences References(const v1::AdapterConfig& source = {}) {
+// init_from names this source.
+JobReferences OnModel(const std::string& config, const v1::AdapterConfig& source = {}) {
   JobReferences references;
-  references.description = storage::DescribeModel(storage::kTiny).value();
+  references.description = storage::DescribeModel(config).value();
   references.model_known = true;
-  references.model = {storage::TargetModules(*references.description), 64};
+  references.model = {references.description->architecture,
+                      storage::TargetModules(*references.description), 64};
   references.training_dataset_known = true;
   references.source_known = true;
   references.source = source;
   return references;
+}
+
+// On the tiny model, which has 2 layers.
+JobReferences References(const v1::AdapterConfig& source = {}) {
+  return OnModel(storage::kTiny, source);
 }
 
 v1::Job JobWith(const Change& change) {
@@ -183,12 +192,40 @@ TEST_CASE("every mistake has its field and a remedy") {
   }
 }
 
-TEST_CASE("a model without q_proj and v_proj has no default") {
-  JobReferences references = References();
-  references.model.target_modules = {"qkv_proj", "o_proj"};
-  CHECK(Violations(JobWith([](auto&) {}), references) ==
-        "adapter.target_modules: must be said: there is no default for a model whose modules are "
-        "qkv_proj, o_proj\n");
+TEST_CASE(
+    "targets have a default where PEFT has one for the family, and are to be said elsewhere") {
+  const std::map<std::string, std::string> configs = {
+      {"llama", storage::kLlama31_8b},  {"mistral", storage::kMistral_7b_v03},
+      {"qwen2", storage::kQwen25_05b},  {"qwen3", storage::kQwen3_8b},
+      {"gemma", storage::kGemma_7b},    {"gemma2", storage::kGemma2_2b},
+      {"phi3", storage::kPhi4},         {"smollm3", storage::kSmolLm3_3b},
+      {"olmo2", storage::kOlmo2_7b},    {"granite", storage::kGranite33_8b},
+      {"gemma3", storage::kGemma3_12b},
+  };
+  const std::set<std::string> defaults = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"};
+  for (const auto& [family, config] : configs) {
+    INFO(family);
+    const JobReferences references = OnModel(config);
+    v1::Job job = JobWith([](auto&) {});
+    const bool complete = CompleteJob(job, references).empty();
+    CHECK(complete == defaults.contains(family));
+    CHECK(absl::StrJoin(job.adapter().target_modules(), " ") == (complete ? "q_proj v_proj" : ""));
+    CHECK(Violations(JobWith([](auto& a) { a.add_target_modules("o_proj"); }), references).empty());
+  }
+  CHECK(Violations(JobWith([](auto&) {}), OnModel(storage::kPhi4)) ==
+        "adapter.target_modules: must be said: as in PEFT there is no default for "
+        "Phi3ForCausalLM; name some of qkv_proj, o_proj, gate_up_proj, down_proj, or "
+        "\"all-linear\"\n");
+  // One mistake is said once.
+  const Change pattern = [](auto& a) { (*a.mutable_rank_pattern())["o_proj"] = 4; };
+  CHECK(Violations(JobWith(pattern), OnModel(storage::kSmolLm3_3b)) ==
+        "adapter.target_modules: must be said: as in PEFT there is no default for "
+        "SmolLM3ForCausalLM; name some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+        "down_proj, or \"all-linear\"\n");
+  JobReferences lacking = OnModel(storage::kSmolLm3_3b);
+  lacking.source_known = false;
+  CHECK_THAT(Violations(JobWith([](auto& a) { a.set_init_from("gone"); }), lacking),
+             Catch::Matchers::StartsWith("adapter.init_from: there is no adapter"));
 }
 
 TEST_CASE("a PEFT config gives what the job does not say") {

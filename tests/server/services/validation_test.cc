@@ -20,7 +20,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 JobReferences AllKnown() {
   JobReferences references;
   references.model_known = true;
-  references.model = {{"q_proj", "k_proj", "v_proj"}, 2048};
+  references.model = {"LlamaForCausalLM", {"q_proj", "k_proj", "v_proj"}, 2048};
   references.training_dataset_known = true;
   references.validation_dataset_known = true;
   references.source_known = true;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -56,7 +57,7 @@ class StandStill {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kLook{500};
 
-  void Look() {
+  void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const std::chrono::duration<double> since = Clock::now() - seen_ - kLook;
     longest_s_ = std::max(longest_s_, since.count());
     seen_ = Clock::now();
@@ -71,8 +72,8 @@ class StandStill {
 
   std::mutex mutex_;
   std::condition_variable_any ends_;
-  Clock::time_point seen_ = Clock::now();  // guarded by mutex_, and
-  double longest_s_ = 0;                   // likewise
+  Clock::time_point seen_ ABSL_GUARDED_BY(mutex_) = Clock::now();
+  double longest_s_ ABSL_GUARDED_BY(mutex_) = 0;
   std::jthread watch_;
 };
 

@@ -26,7 +26,7 @@ ThreadPool::ThreadPool(int threads) {
 ThreadPool::~ThreadPool() {
   {
     std::lock_guard lock(mutex_);
-    stop_.store(true);
+    stop_ = true;
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
@@ -40,6 +40,11 @@ void ThreadPool::TakeItems(const Job& job, int thread) {
   }
 }
 
+void ThreadPool::Open() {
+  const uint64_t last = state_.load(std::memory_order_relaxed) >> kJobShift;
+  state_.store(((last + 1) << kJobShift) | kOpen, std::memory_order_release);
+}
+
 void ThreadPool::Execute(const Job& job) {
   if (job.items <= 0) return;
   if (job.items == 1 || workers_.empty()) {
@@ -50,8 +55,7 @@ void ThreadPool::Execute(const Job& job) {
   next_item_.store(0, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
-    const uint64_t last = state_.load(std::memory_order_relaxed) >> kJobShift;
-    state_.store(((last + 1) << kJobShift) | kOpen, std::memory_order_release);
+    Open();
   }
   wake_.notify_all();
   TakeItems(job, 0);
@@ -75,7 +79,8 @@ void ThreadPool::Work(int thread) {
     for (int spin = 0; spin < kSpins && job_now() == seen; ++spin) Pause();
     if (job_now() == seen) {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_.load() || job_now() != seen; });
+      wake_.wait(
+          lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || job_now() != seen; });
       if (job_now() == seen) return;  // stopped
     }
     uint64_t state = state_.load(std::memory_order_acquire);

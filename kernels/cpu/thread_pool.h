@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+
 namespace lorad::kernels::cpu {
 
 // One caller at a time.
@@ -44,6 +46,7 @@ class ThreadPool {
   };
 
   void Execute(const Job& job);
+  void Open() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Work(int thread);
   void TakeItems(const Job& job, int thread);
 
@@ -56,9 +59,9 @@ class ThreadPool {
   Job job_;                            // written while no worker is at it and none may join
   std::atomic<int64_t> next_item_{0};  // of job_
   std::atomic<uint64_t> state_{0};     // a worker joins each job once at most
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
+  std::mutex mutex_;              // held where state_ gets another job, too: none is slept over
   std::condition_variable wake_;  // another job, or stop_ changed
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lorad::kernels::cpu

@@ -88,8 +88,8 @@ absl::Status NotPlanned(const std::string& message) {
 
 // A source's tokens.
 struct Feed::Entry {
-  std::mutex making;   // held while rows are tokenized, which takes long; before `opening`
-  std::mutex opening;  // held while a cache is opened: all of its bytes are hashed; before `mutex`
+  std::mutex making ABSL_ACQUIRED_BEFORE(opening);  // held while rows are tokenized: takes long
+  std::mutex opening ABSL_ACQUIRED_BEFORE(mutex);   // while a cache is opened: its bytes are hashed
   std::mutex mutex;
   // Null until built; shared with plans in flight.
   std::shared_ptr<const TokenCache> cache ABSL_GUARDED_BY(mutex);

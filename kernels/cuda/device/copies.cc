@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/device/check.h"
 #include "kernels/cuda/device/transfer.h"
@@ -93,8 +94,8 @@ class Shares {
 
  private:
   std::mutex mutex_;
-  uint64_t last_ = 0;
-  std::map<uint64_t, std::weak_ptr<Allocation>> allocations_;
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::weak_ptr<Allocation>> allocations_ ABSL_GUARDED_BY(mutex_);
 };
 
 class CudaShared final : public SharedMemory {

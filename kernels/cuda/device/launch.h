@@ -11,6 +11,7 @@
 #include <mutex>
 #include <type_traits>
 
+#include "absl/base/thread_annotations.h"
 #include "kernels/cuda/device/check.h"
 
 namespace lorad::kernels::cuda {
@@ -36,20 +37,11 @@ inline bool CanLaunchEarly() {
 
 // How much shared memory a launch may ask for is a setting of the kernel, not of the launch. Stages
 // that are threads of one process ask for unlike amounts, so a launch has the setting to itself.
-inline std::mutex& SharedMemorySetting() {
-  static std::mutex setting;
-  return setting;
-}
+inline std::mutex shared_memory_setting;
 
 template <typename... Parameters>
-void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
-                  const std::type_identity_t<Parameters>&... arguments) {
-  std::unique_lock<std::mutex> setting(SharedMemorySetting(), std::defer_lock);
-  if (shape.shared_bytes > 0) {
-    setting.lock();
-    LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          shape.shared_bytes));
-  }
+void LaunchAsSet(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                 const std::type_identity_t<Parameters>&... arguments) {
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -61,6 +53,23 @@ void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaS
   config.attrs = &early;
   config.numAttrs = shape.early && CanLaunchEarly() ? 1 : 0;
   LORAD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <typename... Parameters>
+void SetAndLaunch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                  const std::type_identity_t<Parameters>&... arguments)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared_memory_setting) {
+  LORAD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        shape.shared_bytes));
+  LaunchAsSet(kernel, shape, stream, arguments...);
+}
+
+template <typename... Parameters>
+void LaunchKernel(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+                  const std::type_identity_t<Parameters>&... arguments) {
+  if (shape.shared_bytes == 0) return LaunchAsSet(kernel, shape, stream, arguments...);
+  std::lock_guard lock(shared_memory_setting);
+  SetAndLaunch(kernel, shape, stream, arguments...);
 }
 
 }  // namespace lorad::kernels::cuda

@@ -154,6 +154,11 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path) {
   return directory;
 }
 
+ModelDirectory ModelDirectory::As(ModelDescription description) && {
+  description_ = std::move(description);
+  return std::move(*this);
+}
+
 absl::StatusOr<ModelDirectory> ModelDirectory::OpenRegistered(const std::string& path,
                                                               std::string_view fingerprint) {
   absl::StatusOr<ModelDirectory> directory = Open(path);

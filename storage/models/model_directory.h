@@ -29,6 +29,10 @@ class ModelDirectory {
   static absl::StatusOr<ModelDirectory> OpenRegistered(const std::string& path,
                                                        std::string_view fingerprint);
 
+  // These files read as another model. REQUIRES: they have its tensors, in its shapes; others are
+  // not read.
+  ModelDirectory As(ModelDescription description) &&;
+
   const std::string& path() const { return path_; }
   const ModelDescription& description() const { return description_; }
   uint64_t weight_bytes() const { return weight_bytes_; }  // of the weight files

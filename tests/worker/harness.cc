@@ -115,7 +115,8 @@ void Harness::Start(Worker* worker) {
   kernels::Backend* backend = worker->backend.get();
   const EngineOptions engine{.memory_bytes = options_.memory_bytes,
                              .numerics_id = NumericsId(*backend)};
-  const auto model_files = std::make_shared<ModelFiles>();
+  const auto model_files =
+      options_.model_files ? options_.model_files : std::make_shared<ModelFiles>();
   const FormEngine form =
       [=](const v1::FormGroup& order,
           const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {

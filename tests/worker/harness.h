@@ -17,6 +17,7 @@
 #include "planner/window/order.h"
 #include "tests/worker/memory_peers.h"
 #include "worker/driver.h"
+#include "worker/engine/model_files.h"
 #include "worker/transport/choice.h"
 #include "worker/transport/listener.h"
 #include "worker/transport/nccl.h"
@@ -70,6 +71,8 @@ class Harness {
     std::vector<int64_t> budgets = {};  // of memory, by stage; none: no limit
     // Null: the CPU's, with so many threads.
     std::function<std::unique_ptr<kernels::Backend>()> make_backend = nullptr;
+    // Null: models are what their files say.
+    std::shared_ptr<ModelFiles> model_files = nullptr;
   };
   explicit Harness(Options options);
 

@@ -28,6 +28,7 @@ class ModelFiles {
  public:
   // Of several maps the one with the longest `from` counts; without one a path is the same here.
   explicit ModelFiles(std::vector<PathMap> maps = {});
+  virtual ~ModelFiles() = default;
 
   std::string PathHere(const std::string& path) const;
 
@@ -36,8 +37,8 @@ class ModelFiles {
   // process. NOT_FOUND (MODEL_NOT_FOUND) and others of ModelDirectory::Open; FAILED_PRECONDITION:
   // MODEL_DIFFERS, the files here hold something else, with the first part that does;
   // MODEL_CHANGED, those of the coordinator are not the registered ones.
-  absl::StatusOr<storage::ModelDirectory> Open(const v1::FormGroup& order,
-                                               const EngineContext& context);
+  virtual absl::StatusOr<storage::ModelDirectory> Open(const v1::FormGroup& order,
+                                                       const EngineContext& context);
 
  private:
   absl::Status Compare(const storage::ModelDirectory& here, const v1::FormGroup& order,

@@ -42,7 +42,9 @@ TEST_CASE("published models have their published number of parameters", "[model_
       {kGemma2_2b, 2'614'341'888},      {kGemma3_12b, 11'766'034'176},
       {kPhi3_mini, 3'821'079'552},      {kPhi4, 14'659'507'200},
       {kSmolLm3_3b, 3'075'098'624},     {kOlmo2_7b, 7'298'617'344},
-      {kGranite33_8b, 8'170'864'640},
+      {kGranite33_8b, 8'170'864'640},   {kMistral_7b_v01, 7'241'732'096},
+      {kPhi35_mini, 3'821'079'552},     {kPhi4_mini, 3'836'021'760},
+      {kOlmo3_7b, 7'298'011'136},       {kMistral3_24b, 23'572'403'200},
   };
   for (const auto& [config, parameters] : cases) {
     INFO(config);
@@ -190,6 +192,26 @@ TEST_CASE("layers differ as the config says", "[model_description]") {
   REQUIRE(olmo.ok());
   CHECK_FALSE(olmo->blocks[0].norm.has_value());
   CHECK(std::get<AttentionSpec>(olmo->blocks[0].mixer).qk_norm->k.size == 4096);
+  const auto olmo3 = DescribeModel(kOlmo3_7b);
+  REQUIRE(olmo3.ok());
+  for (const int layer : {0, 2, 3, 7, 8}) {
+    INFO(layer);
+    const bool full = (layer + 1) % 4 == 0;
+    CHECK(std::get<AttentionSpec>(olmo3->blocks[static_cast<size_t>(2 * layer)].mixer).window ==
+          (full ? 0 : 4096));
+    CHECK(RopeOf(*olmo3, layer).type == (full ? "yarn" : "default"));
+    CHECK(RopeOf(*olmo3, layer).factor == (full ? 1.2079441541679836 : 1));
+  }
+  const auto mini = DescribeModel(kPhi4_mini);
+  REQUIRE(mini.ok());
+  CHECK(LongRopeBorder(*mini) == 4096);
+  CHECK(RopeOf(*mini, 0).inverse_frequencies.size() == 48);
+  CHECK(std::get<AttentionSpec>(mini->blocks[0].mixer).head_size == 128);
+  const auto mistral3 = DescribeModel(kMistral3_24b);
+  REQUIRE(mistral3.ok());
+  CHECK(mistral3->in_tower);
+  CHECK_FALSE(mistral3->tied_head);
+  CHECK(mistral3->blocks[0].in.parts[0].path == "model.language_model.layers.0.self_attn.q_proj");
   // x is kept divided by the residual's factor.
   const auto granite = DescribeModel(kGranite33_8b);
   REQUIRE(granite.ok());

@@ -190,6 +190,68 @@ inline const std::string kGranite33_8b = R"({
   "rope_theta": 10000000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
   "transformers_version": "4.49.0", "use_cache": true, "vocab_size": 49159})";
 
+// Those below have the fields that matter here.
+inline const std::string kMistral_7b_v01 = R"({
+  "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+  "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+  "tie_word_embeddings": false, "vocab_size": 32000})";
+
+// As many factors as Phi-3.5 and Phi-4-mini have, of values that are none of theirs.
+inline std::string LongRopeOf48() {
+  std::string short_factor = "1.0", long_factor = "1.0";
+  for (int i = 1; i < 48; ++i) {
+    short_factor += ", " + std::to_string(1 + 0.01 * i);
+    long_factor += ", " + std::to_string(1 + 0.25 * i);
+  }
+  return R"("rope_scaling": {"type": "longrope", "short_factor": [)" + short_factor +
+         R"(], "long_factor": [)" + long_factor + "]}";
+}
+
+inline const std::string kPhi35_mini = R"({
+  "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "hidden_act": "silu",
+  "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 131072,
+  "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32,
+  "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+  "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": false,
+  "vocab_size": 32064, )" + LongRopeOf48() +
+                                       "}";
+
+inline const std::string kPhi4_mini = R"({
+  "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "hidden_act": "silu",
+  "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 131072,
+  "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 32,
+  "num_key_value_heads": 8, "original_max_position_embeddings": 4096,
+  "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+  "sliding_window": 262144, "tie_word_embeddings": true, "vocab_size": 200064, )" +
+                                      LongRopeOf48() + "}";
+
+inline const std::string kOlmo3_7b = R"({
+  "architectures": ["Olmo3ForCausalLM"], "attention_bias": false, "hidden_act": "silu",
+  "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 65536,
+  "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32,
+  "num_key_value_heads": 32, "rms_norm_eps": 1e-06,
+  "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+    "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+  "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": false,
+  "vocab_size": 100278})";
+
+// Mistral Small 3.1.
+inline const std::string kMistral3_24b = R"({
+  "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10,
+  "model_type": "mistral3", "multimodal_projector_bias": false, "projector_hidden_act": "gelu",
+  "spatial_merge_size": 2,
+  "text_config": {"attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 5120, "intermediate_size": 32768, "max_position_embeddings": 131072,
+    "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0,
+    "sliding_window": null, "vocab_size": 131072},
+  "vision_config": {"head_dim": 64, "hidden_size": 1024, "intermediate_size": 4096,
+    "model_type": "pixtral", "num_attention_heads": 16, "num_hidden_layers": 24,
+    "patch_size": 14},
+  "vision_feature_layer": -1})";
+
 // Two layers of hidden size 8: small enough to write its weights in a test.
 inline const std::string kTiny = R"({
   "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 12,

@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ inline storage::ModelDescription Described(const std::string& config) {
   return *description;
 }
 
+// As its makers say how to read 131,072 tokens with it.
+inline storage::ModelDescription WithYarn(const std::string& config) {
+  nlohmann::json json = nlohmann::json::parse(config);
+  json["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  return Described(json.dump());
+}
+
 inline std::vector<storage::ModelDescription> Models() {
   return {
       Described(storage::kQwen3_8b),
@@ -43,6 +52,13 @@ inline std::vector<storage::ModelDescription> Models() {
       Described(storage::kOlmo2_7b),
       Described(storage::kSmolLm3_3b),
       Described(storage::kGranite33_8b),
+      Described(storage::kGemma_7b),
+      Described(storage::kMistral_7b_v01),
+      Described(storage::kPhi35_mini),
+      Described(storage::kPhi4_mini),
+      Described(storage::kOlmo3_7b),
+      Described(storage::kMistral3_24b),
+      WithYarn(storage::kQwen3_8b),
       // TinyLlama-1.1B, Qwen2.5-3B, Llama-3.1-8B, SmolLM2-135M, and heads that cuDNN alone takes.
       Describe(R"("hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
         "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
@@ -90,7 +106,9 @@ inline void CheckCudaMemory(kernels::Backend& backend, int multiprocessors) {
   for (const storage::ModelDescription& description : Models()) {
     const planner::ModelShape model = server::ShapeOf(description);
     for (const int64_t tokens : {1024, 4096, 8192}) {
-      for (const int64_t longest : {200, 1024}) {
+      // Beyond Phi's 4,096 positions longrope has a second table.
+      for (const int64_t longest : {200, 1024, 5000}) {
+        if (longest > tokens) continue;
         planner::GroupShape shape = planner::EmptyShape(device);
         shape.capacity_tokens = tokens;
         shape.longest_sequence = longest;

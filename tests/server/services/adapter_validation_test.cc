@@ -195,14 +195,23 @@ TEST_CASE("every mistake has its field and a remedy") {
 TEST_CASE(
     "targets have a default where PEFT has one for the family, and are to be said elsewhere") {
   const std::map<std::string, std::string> configs = {
-      {"llama", storage::kLlama31_8b},  {"mistral", storage::kMistral_7b_v03},
-      {"qwen2", storage::kQwen25_05b},  {"qwen3", storage::kQwen3_8b},
-      {"gemma", storage::kGemma_7b},    {"gemma2", storage::kGemma2_2b},
-      {"phi3", storage::kPhi4},         {"smollm3", storage::kSmolLm3_3b},
-      {"olmo2", storage::kOlmo2_7b},    {"granite", storage::kGranite33_8b},
+      {"llama", storage::kLlama31_8b},
+      {"mistral", storage::kMistral_7b_v03},
+      {"qwen2", storage::kQwen25_05b},
+      {"qwen3", storage::kQwen3_8b},
+      {"gemma", storage::kGemma_7b},
+      {"gemma2", storage::kGemma2_2b},
+      {"phi3", storage::kPhi4},
+      {"smollm3", storage::kSmolLm3_3b},
+      {"olmo2", storage::kOlmo2_7b},
+      {"granite", storage::kGranite33_8b},
       {"gemma3", storage::kGemma3_12b},
+      {"olmo3", storage::kOlmo3_7b},
+      {"mistral3", storage::kMistral3_24b},
+      {"gemma3_text", R"({"model_type": "gemma3_text"})"},
   };
-  const std::set<std::string> defaults = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"};
+  const std::set<std::string> defaults = {"llama", "mistral", "qwen2",      "qwen3",
+                                          "gemma", "gemma2",  "gemma3_text"};
   for (const auto& [family, config] : configs) {
     INFO(family);
     const JobReferences references = OnModel(config);

@@ -1,5 +1,6 @@
-// Every family on a GPU: the losses of PEFT's runs, and a job's bits in any company and whatever is
-// computed again, for the golden models and for shapes that take the kernels of real ones.
+// Every family on a GPU: losses, norms and matrices of PEFT's runs, and a job's bits in any company
+// and whatever is computed again, for the golden models and for shapes that take the kernels of real
+// ones.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -20,7 +21,7 @@ namespace {
 
 using kernels::DType;
 
-constexpr double kFp32LossMost = 1e-4;
+constexpr double kFp32Most = 1e-4;      // of losses, norms and final matrices
 constexpr double kBf16LossMost = 2e-2;  // that bf16 runs and has the model's features; how near is
     // for tests/e2e/gpu_bf16_test.py, beside PEFT's own bf16 run
 
@@ -55,18 +56,31 @@ std::function<std::unique_ptr<kernels::Backend>()> OnGpu(DType type) {
   };
 }
 
-std::string RunOf(const std::string& model) {
+std::vector<std::string> RunsOf(const std::string& model) {
+  std::vector<std::string> runs;
   for (const auto& entry : std::filesystem::directory_iterator(kGoldenFolder + model)) {
     if (std::filesystem::exists(entry.path() / "expected.json")) {
-      return model + "/" + entry.path().filename().string();
+      runs.push_back(model + "/" + entry.path().filename().string());
     }
   }
-  throw std::runtime_error("no run of " + model);
+  std::ranges::sort(runs);
+  return runs;
 }
 
-double WorstLoss(const std::string& model, DType type, v1::FormGroup::Recomputation recomputation) {
-  GoldenJob golden = ReadGoldenJob(RunOf(model));
-  Harness harness({.model_path = kGoldenFolder + model + "/model",
+// The greatest relative differences from a run of PEFT's.
+struct Worst {
+  double loss = 0;
+  double norm = 0;
+  double matrix = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Worst& worst) {
+  return out << "loss " << worst.loss << ", norm " << worst.norm << ", matrix " << worst.matrix;
+}
+
+Worst WorstOf(const std::string& run, DType type, v1::FormGroup::Recomputation recomputation) {
+  GoldenJob golden = ReadGoldenJob(run);
+  Harness harness({.model_path = golden.folder + "/../model",
                    .capacity_tokens = 256,
                    .longest_sequence = 128,
                    .recomputation = recomputation,
@@ -76,25 +90,39 @@ double WorstLoss(const std::string& model, DType type, v1::FormGroup::Recomputat
                           AdapterContent(golden.folder + "/init", golden.job.name()));
   harness.Load(golden.job);
   REQUIRE(harness.slot_failed().empty());
-  double worst = 0;
-  for (size_t t = 0; t < golden.expected.at("loss").size(); ++t) {
-    harness.Step({&golden.job});
-    const double loss = golden.expected.at("loss")[t];
-    worst = std::max(worst, std::abs(harness.steps(golden.job.name())[t].loss() - loss) / loss);
+  const auto losses = golden.expected.at("loss").get<std::vector<double>>();
+  const auto norms = golden.expected.at("grad_norm").get<std::vector<double>>();
+  for (size_t t = 0; t < losses.size(); ++t) {
+    harness.Step({&golden.job}, t + 1 == losses.size());
+  }
+  Worst worst = {.matrix = WorstDistance(harness.Shard(golden.job), golden.folder + "/final")};
+  for (size_t t = 0; t < losses.size(); ++t) {
+    const v1::StepDone& step = harness.steps(golden.job.name())[t];
+    worst.loss = std::max(worst.loss, std::abs(step.loss() - losses[t]) / losses[t]);
+    worst.norm = std::max(worst.norm, std::abs(step.grad_norm() - norms[t]) / norms[t]);
   }
   return worst;
 }
 
-TEST_CASE("Every family's losses on a GPU are PEFT's") {
+void CheckFp32(const Worst& worst) {
+  INFO(worst);
+  CHECK(worst.loss < kFp32Most);
+  CHECK(worst.norm < kFp32Most);
+  CHECK(worst.matrix < kFp32Most);
+}
+
+TEST_CASE("Every family's runs on a GPU are PEFT's") {
   if (NoDevice()) return;
   for (const char* model : kFamilies) {
-    INFO(model);
-    const double fp32 = WorstLoss(model, DType::kFloat32, v1::FormGroup::NOTHING);
-    const double bf16 = WorstLoss(model, DType::kBfloat16, v1::FormGroup::NOTHING);
-    std::cout << model << ": worst loss fp32 " << fp32 << ", bf16 " << bf16 << std::endl;
-    CHECK(fp32 < kFp32LossMost);
-    CHECK(bf16 < kBf16LossMost);
-    CHECK(WorstLoss(model, DType::kFloat32, v1::FormGroup::BLOCKS) < kFp32LossMost);
+    for (const std::string& run : RunsOf(model)) {
+      INFO(run);
+      const Worst fp32 = WorstOf(run, DType::kFloat32, v1::FormGroup::NOTHING);
+      const Worst bf16 = WorstOf(run, DType::kBfloat16, v1::FormGroup::NOTHING);
+      std::cout << run << ": fp32 " << fp32 << "; bf16 " << bf16 << std::endl;
+      CheckFp32(fp32);
+      CHECK(bf16.loss < kBf16LossMost);
+      CheckFp32(WorstOf(run, DType::kFloat32, v1::FormGroup::BLOCKS));
+    }
   }
 }
 

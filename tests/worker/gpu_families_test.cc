@@ -1,6 +1,6 @@
 // Every family on a GPU: losses, norms and matrices of PEFT's runs, and a job's bits in any company
-// and whatever is computed again, for the golden models and for shapes that take the kernels of real
-// ones.
+// and slot, evicted, killed, and whatever is computed again, for the golden models and for shapes
+// that take the kernels of real ones.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -164,46 +164,88 @@ std::vector<std::string> Targets(const std::string& family, bool all) {
              : std::vector<std::string>{"q_proj", "v_proj", "down_proj"};
 }
 
-// The subject's losses and shard after three steps.
-std::string Outcome(const std::string& model, const std::string& family, int32_t capacity,
-                    v1::FormGroup::Recomputation recomputation, bool company, uint64_t seed) {
-  constexpr int64_t kLongest = 600;
-  Harness harness({.model_path = model,
-                   .capacity_tokens = capacity,
-                   .longest_sequence = static_cast<int32_t>(kLongest),
-                   .recomputation = recomputation,
-                   .make_backend = OnGpu(DType::kBfloat16)});
-  harness.Form();
+enum class Company { kNone, kBefore, kBehind };  // before or behind the subject, by slots
+
+// How the subject comes to its third step.
+struct Way {
+  int32_t capacity = 600;
+  v1::FormGroup::Recomputation recomputation = v1::FormGroup::NOTHING;
+  Company company = Company::kNone;
+  int64_t evicted_after = 0;  // so many steps: another gets its slot; it goes on in a third one
+  int64_t killed_after = 0;   // likewise, with the worker: it goes on in a new one
+};
+
+// The subject's losses, norms and shard after three steps.
+std::string Outcome(const std::string& model, const std::string& family, const Way& way,
+                    uint64_t seed) {
+  constexpr int64_t kLongest = 600, kSteps = 3;
+  std::mt19937_64 random(seed);
   TestJob job =
       MakeJob("subject", 13, Targets(family, false), RandomRows(12, 17, kLongest, 1, 2048), 2);
   TestJob other = MakeJob("other", 8, Targets(family, true), RandomRows(20, 5, 300, 2, 2048), 3);
-  std::vector<TestJob*> jobs = {&job};
-  if (company) {
-    harness.Load(other);
-    jobs.push_back(&other);
+  TestJob third = MakeJob("third", 4, Targets(family, true), RandomRows(20, 5, 300, 3, 2048), 1);
+  std::string shard, told;
+  while (job.step < kSteps) {
+    Harness harness({.model_path = model,
+                     .capacity_tokens = way.capacity,
+                     .longest_sequence = static_cast<int32_t>(kLongest),
+                     .recomputation = way.recomputation,
+                     .make_backend = OnGpu(DType::kBfloat16)});
+    harness.Form();
+    std::vector<TestJob*> jobs = {&job};
+    const auto join = [&](TestJob* stranger) {
+      stranger->step = 0;
+      harness.Load(*stranger);
+      jobs.push_back(stranger);
+    };
+    const auto go_on = [&] {
+      harness.bulk.SetContent("shard", shard);
+      job.content = "shard";
+    };
+    if (!shard.empty()) go_on();
+    if (way.company == Company::kBefore) join(&other);
+    harness.Load(job);
+    if (way.company == Company::kBehind) join(&other);
+    const int64_t end = job.step < way.killed_after ? way.killed_after : kSteps;
+    while (job.step < end) {
+      const bool evicted = job.step + 1 == way.evicted_after;
+      harness.Step(jobs, evicted || job.step + 1 == end, &random);
+      if (!evicted) continue;
+      shard = harness.Shard(job);
+      harness.Free(job);
+      join(&third);
+      go_on();
+      harness.Load(job);
+    }
+    REQUIRE(harness.slot_failed().empty());
+    shard = harness.Shard(job);
+    for (const v1::StepDone& step : harness.steps("subject")) {
+      told += std::to_string(step.loss()) + " " + std::to_string(step.grad_norm()) + " ";
+    }
   }
-  harness.Load(job);
-  std::mt19937_64 random(seed);
-  for (int step = 1; step <= 3; ++step) harness.Step(jobs, step == 3, &random);
-  std::string outcome = harness.Shard(job);
-  for (const v1::StepDone& step : harness.steps("subject")) {
-    outcome += std::to_string(step.loss()) + " " + std::to_string(step.grad_norm()) + " ";
-  }
-  return outcome;
+  return shard + told;
 }
 
 TEST_CASE("Every family's bits on a GPU are a job's own") {
   if (NoDevice()) return;
   const uint64_t seed = std::random_device()();
   std::cout << "seed " << seed << std::endl;
+  const Way ways[] = {
+      {.capacity = 2048, .company = Company::kBefore},
+      {.capacity = 1500, .recomputation = v1::FormGroup::PRODUCTS, .company = Company::kBehind},
+      {.capacity = 900, .recomputation = v1::FormGroup::BLOCKS},
+      {.capacity = 2048, .company = Company::kBefore, .evicted_after = 2},
+      {.capacity = 900, .killed_after = 1},
+      {.capacity = 2048, .company = Company::kBefore, .killed_after = 2},
+  };
   for (const char* family : kFamilies) {
     for (const int head_size : {64, 128, 256}) {
-      INFO(family << ", heads of " << head_size);
       const std::string model = Wide(family, head_size);
-      const std::string alone = Outcome(model, family, 600, v1::FormGroup::NOTHING, false, seed);
-      CHECK(Outcome(model, family, 2048, v1::FormGroup::NOTHING, true, seed) == alone);
-      CHECK(Outcome(model, family, 1500, v1::FormGroup::PRODUCTS, true, seed + 1) == alone);
-      CHECK(Outcome(model, family, 900, v1::FormGroup::BLOCKS, false, seed) == alone);
+      const std::string alone = Outcome(model, family, {}, seed);
+      for (const Way& way : ways) {
+        INFO(family << ", heads of " << head_size << ", way " << &way - ways);
+        CHECK(Outcome(model, family, way, seed + 1) == alone);
+      }
     }
   }
 }

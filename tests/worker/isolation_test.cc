@@ -1,5 +1,5 @@
-// A job's bits do not depend on who shares its microbatches, how its batches are cut, how many
-// threads there are, or whether it was stopped and resumed.
+// A job's bits do not depend on who shares its microbatches, which slot it has, how its batches are
+// cut, how many threads there are, or whether it was evicted, or killed, and resumed.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -134,7 +134,47 @@ Result InCompany(const Setting& setting, std::mt19937_64* random, bool late = fa
   return result;
 }
 
-// Stopped after `stop` steps and resumed from the shard in a new group of another capacity.
+// In company from the first step on, whose slots are before its own; after `stop` steps another
+// stranger gets its slot, and it goes on in the first, of one that has left.
+Result Evicted(const Setting& setting, int64_t stop, std::mt19937_64* random) {
+  Harness harness({.model_path = setting.model_path,
+                   .threads = 2,
+                   .capacity_tokens = 1500,
+                   .longest_sequence = static_cast<int32_t>(kLongest)});
+  harness.Form();
+  TestJob job = Subject(setting);
+  std::vector<TestJob> strangers = Strangers(setting);
+  TestJob& newcomer = strangers.back();
+  std::vector<TestJob*> jobs;
+  const auto join = [&](TestJob* joining) {
+    harness.Load(*joining);
+    REQUIRE(harness.slot_failed().empty());
+    jobs.push_back(joining);
+  };
+  for (TestJob& stranger : strangers) {
+    if (&stranger != &newcomer) join(&stranger);
+  }
+  join(&job);
+  while (job.step < setting.steps) {
+    const bool evicted = job.step + 1 == stop;
+    harness.Step(jobs, evicted || job.step + 1 == setting.steps, random);
+    if (!evicted) continue;
+    harness.bulk.SetContent("shard", harness.Shard(job));
+    job.content = "shard";
+    harness.Free(job);
+    jobs = {&strangers[1]};
+    join(&newcomer);
+    harness.Free(strangers.front());
+    join(&job);
+  }
+  Result result;
+  Collect(&harness, job, &result);
+  result.shard = harness.Shard(job);
+  return result;
+}
+
+// Killed after `stop` steps: its worker is gone, and it is resumed from the shard that it had saved
+// in a new one of another capacity.
 Result Resumed(const Setting& setting, int64_t stop, std::mt19937_64* random) {
   Result result;
   TestJob job = Subject(setting);
@@ -180,8 +220,9 @@ void RunWithSeed(uint64_t seed, const Setting& setting) {
   std::cout << "adapters per microbatch " << company.mean_adapters << std::endl;
   CHECK(company.mean_adapters > 1.2);
   CheckEqual(company, reference);
-  CheckEqual(Resumed(setting, 1 + static_cast<int64_t>(random() % (setting.steps - 1)), &random),
-             reference);
+  const auto stop = [&] { return 1 + static_cast<int64_t>(random() % (setting.steps - 1)); };
+  CheckEqual(Evicted(setting, stop(), &random), reference);
+  CheckEqual(Resumed(setting, stop(), &random), reference);
 }
 
 TEST_CASE("equal bits in any company, fixed seed") { RunWithSeed(kFixedSeed, Small(60)); }
@@ -194,7 +235,7 @@ TEST_CASE("equal bits whatever is computed again") {
   CheckEqual(Alone(setting, 2, 1500, &random, v1::FormGroup::BLOCKS), reference);
 }
 
-TEST_CASE("equal bits in every family: in company, resumed, in stages, computed again") {
+TEST_CASE("equal bits in every family: in company, evicted, killed, in stages, computed again") {
   for (const char* name :
        {"qwen3", "qwen3_yarn", "mistral_window", "gemma", "gemma2", "gemma3", "gemma3_tower",
         "mistral3_tower", "phi3", "smollm3", "olmo2", "olmo3", "granite"}) {

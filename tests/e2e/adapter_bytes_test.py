@@ -18,9 +18,12 @@ KNOWN = pathlib.Path(__file__).with_name("adapter_bytes.json")
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]
-MODELS = {"llama": "llama_gqa_untied", "qwen2": "qwen2_bias_tied"}
+MODELS = {"llama": "llama_gqa_untied", "qwen2": "qwen2_bias_tied", "mistral": "llama_gqa_untied"}
 ROWS = {"llama-rows": "llama_gqa_untied/r8_all", "llama-validation": "llama_gqa_untied/r4_qv_rslora",
-        "qwen2-rows": "qwen2_bias_tied/r16_attn", "qwen2-validation": "qwen2_bias_tied/r8_mlp"}
+        "qwen2-rows": "qwen2_bias_tied/r16_attn", "qwen2-validation": "qwen2_bias_tied/r8_mlp",
+        "mistral-rows": "llama_gqa_untied/r8_all", "mistral-validation": "llama_gqa_untied/r4_qv_rslora"}
+# A Mistral without a window has Llama's table, and had it before there were other families (commit 50648341).
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
 
 
 def a_job(name, model, adapter, **training):
@@ -37,13 +40,25 @@ JOBS = [
     a_job("odd", "llama", {"rank": 13, "dropout": 0.05, "target_modules": ["k_proj", "o_proj", "down_proj"], "seed": 4}, max_grad_norm=0.3, seed=4),
     a_job("in-order", "llama", {"rank": 2, "target_modules": ATTENTION, "seed": 5}, shuffle=False, eval_every_steps=0, seed=5),
     a_job("biased", "qwen2", {"rank": 8, "dropout": 0.1, "target_modules": ATTENTION, "seed": 6}, schedule="COSINE", seed=6),
+    a_job("mistral", "mistral", {"rank": 4, "target_modules": ["q_proj", "v_proj"], "seed": 1}, seed=1),
     a_job("tied", "qwen2", {"rank": 32, "target_modules": ATTENTION + MLP, "seed": 7}, batch_size=1, max_grad_norm=0, seed=7),
 ]
 
 
+def write_mistral(folder):
+    """The Llama's weights under Mistral's name."""
+    llama = GOLDEN / MODELS["mistral"] / "model"
+    folder.mkdir(exist_ok=True)
+    config = json.loads((llama / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "pretraining_tp"} | MISTRAL))
+    (folder / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes())
+    return folder
+
+
 def prepare(house):
     for name, folder in MODELS.items():
-        house.lora("model", "add", name, "--path", GOLDEN / folder / "model")
+        path = write_mistral(house.folder / "mistral") if name == "mistral" else GOLDEN / folder / "model"
+        house.lora("model", "add", name, "--path", path)
     for name, folder in ROWS.items():
         house.lora("dataset", "add", name, GOLDEN / folder / "train.jsonl")
 

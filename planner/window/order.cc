@@ -335,4 +335,20 @@ absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderI
   return stages;
 }
 
+std::vector<std::vector<Operation>> ListsThatLeft(int stages, int in_flight,
+                                                  const PlacesInFlight& places) {
+  OrderInput input;
+  input.stages = stages;
+  input.in_flight = in_flight;
+  Pipeline pipeline;
+  pipeline.places = places;
+  pipeline.ahead = ForwardsAhead(stages, in_flight, 0);
+  std::vector<std::vector<Operation>> lists;
+  lists.reserve(static_cast<size_t>(stages));
+  for (int stage = 0; stage < stages; ++stage) {
+    lists.push_back(WriteStage(input, pipeline, pipeline.count(), stage));
+  }
+  return lists;
+}
+
 }  // namespace lorad::planner

@@ -54,11 +54,15 @@ int ForwardsAhead(int stages, int in_flight, int stage);
 absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input,
                                                                     PlacesInFlight* left = nullptr);
 
+// The lists of the shortest order that leaves these places: of each stage what has been run of them.
+std::vector<std::vector<Operation>> ListsThatLeft(int stages, int in_flight,
+                                                  const PlacesInFlight& places);
+
 // OK, or what is wrong with the lists of a window:
 // - on every stage, Step(job, j) comes before the Forward of any microbatch that holds global batch
 //   j + 1 of the job, and before any Evaluate after step j;
-// - every Forward of a train microbatch has its one Backward after it; every microbatch is run
-// once;
+// - every Forward of a train microbatch has its one Backward after it, in the Forwards' order; every
+// microbatch is run once;
 // - Step(job, j) comes once, after all Backwards of its batch, after NormUp and ClipDown; Save
 //   directly after its Step (or before the job's first Forward);
 // - a job's operations lie behind its LoadSlot, none after its FreeSlot until it is loaded again;
@@ -70,5 +74,12 @@ absl::Status VerifyWindow(const Window& window, const Buffers& buffers = {});
 // The same for windows that follow one another, the last of which leaves nothing in flight: their
 // lists joined.
 absl::Status VerifyWindows(const std::vector<Window>& windows, const Buffers& buffers = {});
+// The same for one window that takes over what is in flight and leaves what is in flight: joined to
+// lists that have left `before` (ListsThatLeft), and to those that drain what it leaves. Each window
+// being proven so, all of them joined are: what drains `left` was proven to be all that is missing
+// behind its window, and the next one, behind ListsThatLeft, to run just that. O(operations *
+// stages), and no more for any number of windows before.
+absl::Status VerifyWindowAmong(const Window& window, int in_flight, const PlacesInFlight& before,
+                               const PlacesInFlight& left, const Buffers& buffers = {});
 
 }  // namespace lorad::planner

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 
@@ -89,6 +90,7 @@ class StageVerifier {
         return Save(operation);
       case OperationKind::kLoadSlot:
         freed_.erase(operation.job);
+        newest_step_.erase(operation.job);  // it begins at what it is loaded from
         return used_.contains(operation.job) ? Wrong("the job is loaded already")
                                              : absl::OkStatus();
       case OperationKind::kFreeSlot:
@@ -116,6 +118,7 @@ class StageVerifier {
       return Wrong("the microbatch is of another kind");
     }
     if (!forward_.insert(operation.microbatch).second) return Wrong("run twice");
+    if (train) forwards_.push_back(operation.microbatch);
     if (HasPrevious() && !received_.contains({operation.microbatch, false})) {
       return Wrong("its activations are not received");
     }
@@ -142,10 +145,14 @@ class StageVerifier {
     if (!backward_.insert(operation.microbatch).second) return Wrong("run twice");
     const Microbatch& microbatch = *by_number_.at(operation.microbatch);
     if (!IsTrain(microbatch)) return Wrong("of a microbatch that has no backward pass");
+    if (forwards_.front() != operation.microbatch)
+      return Wrong("B", forwards_.front(), " is first");
+    forwards_.pop_front();
     if (HasNext() && !received_.contains({operation.microbatch, true})) {
       return Wrong("its gradient is not received");
     }
     for (const Segment& segment : microbatch.segments) {
+      if (freed_.contains(segment.job)) return Wrong("job ", segment.job, " has no slot");
       if (segment.mode == SegmentMode::kTrain) {
         left_[{segment.job, segment.step}].erase(operation.microbatch);
       }
@@ -167,6 +174,7 @@ class StageVerifier {
     const JobStep batch(operation.job, operation.step);
     if (!left_.contains(batch)) return Wrong("no such batch");
     if (!clipped_.contains(batch)) return Wrong("CLIP_DOWN is yet to come");
+    if (freed_.contains(operation.job)) return Wrong("the job has no slot");
     if (!stepped_.insert(batch).second) return Wrong("run twice");
     pending_[batch.first].erase(batch.second);
     int64_t& newest = newest_step_.emplace(batch).first->second;
@@ -196,10 +204,44 @@ class StageVerifier {
   std::map<std::string, std::set<int64_t>> pending_;  // steps of a job yet to come
   std::map<std::string, int64_t> newest_step_;        // the last done, of each job
   std::set<int64_t> forward_, backward_;
+  std::deque<int64_t> forwards_;  // to train on, whose Backward is yet to come
   std::set<std::pair<int64_t, bool>> received_, sent_;  // (microbatch, gradient)
   std::set<JobStep> normed_, clipped_, stepped_;
   std::set<std::string> freed_, used_;
 };
+
+void Append(const Window& window, Window* joined) {
+  const auto append = [](const auto& from, auto* to) {
+    to->insert(to->end(), from.begin(), from.end());
+  };
+  append(window.microbatches, &joined->microbatches);
+  append(window.batches, &joined->batches);
+  joined->stages.resize(std::max(joined->stages.size(), window.stages.size()));
+  for (size_t stage = 0; stage < window.stages.size(); ++stage) {
+    append(window.stages[stage], &joined->stages[stage]);
+  }
+}
+
+// What is still to hold of them: the batches that end with them, which are stepped once. Those
+// whose end a cut has dropped are not.
+std::vector<Microbatch> MicrobatchesOf(const PlacesInFlight& places) {
+  std::vector<Microbatch> microbatches;
+  for (const Place& place : places) {
+    if (place.kind == OperationKind::kNoop) continue;
+    Microbatch& microbatch = microbatches.emplace_back(Microbatch{place.number, {}});
+    if (place.kind != OperationKind::kForward) {
+      const bool generates = place.kind == OperationKind::kGenerate;
+      Segment& segment = microbatch.segments.emplace_back();
+      segment.mode = generates ? SegmentMode::kGenerate : SegmentMode::kEvaluate;
+    }
+    for (const BatchEnd& end : place.ends) {
+      Segment& segment = microbatch.segments.emplace_back();
+      segment.job = end.job;
+      segment.step = end.step;
+    }
+  }
+  return microbatches;
+}
 
 }  // namespace
 
@@ -213,17 +255,23 @@ absl::Status VerifyWindow(const Window& window, const Buffers& buffers) {
 
 absl::Status VerifyWindows(const std::vector<Window>& windows, const Buffers& buffers) {
   Window joined;
-  for (const Window& window : windows) {
-    joined.stages.resize(std::max(joined.stages.size(), window.stages.size()));
-    const auto append = [](const auto& from, auto* to) {
-      to->insert(to->end(), from.begin(), from.end());
-    };
-    append(window.microbatches, &joined.microbatches);
-    append(window.batches, &joined.batches);
-    for (size_t stage = 0; stage < window.stages.size(); ++stage) {
-      append(window.stages[stage], &joined.stages[stage]);
-    }
-  }
+  for (const Window& window : windows) Append(window, &joined);
+  return VerifyWindow(joined, buffers);
+}
+
+absl::Status VerifyWindowAmong(const Window& window, int in_flight, const PlacesInFlight& before,
+                               const PlacesInFlight& left, const Buffers& buffers) {
+  if (before.empty() && left.empty()) return VerifyWindow(window, buffers);
+  const int stages = static_cast<int>(window.stages.size());
+  OrderInput drain;
+  drain.stages = stages;
+  drain.in_flight = in_flight;
+  drain.before = left;
+  auto drained = OrderOperations(drain);
+  if (!drained.ok()) return drained.status();
+  Window joined{MicrobatchesOf(before), {}, ListsThatLeft(stages, in_flight, before)};
+  Append(window, &joined);
+  Append({{}, {}, *std::move(drained)}, &joined);
   return VerifyWindow(joined, buffers);
 }
 

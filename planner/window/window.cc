@@ -141,8 +141,9 @@ absl::StatusOr<Window> PlanWindow(const WindowInput& input, std::vector<PackResu
   auto stages = OrderOperations(order, window.microbatches.empty() ? nullptr : left);
   if (!stages.ok()) return stages.status();
   window.stages = *std::move(stages);
-  if (input.stages > 1) return window;
-  if (absl::Status status = VerifyWindow(window); !status.ok()) return status;
+  const absl::Status verified =
+      VerifyWindowAmong(window, input.in_flight, input.before, left ? *left : PlacesInFlight());
+  if (!verified.ok()) return verified;
   return window;
 }
 

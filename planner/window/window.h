@@ -52,7 +52,8 @@ struct WindowInput {
 //
 // Of several stages the order runs on into the next window where there are units: `left`, which is
 // to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains. One
-// stage leaves nothing, and its window is verified by itself (VerifyWindow).
+// stage leaves nothing. INTERNAL where the window is wrong, alone or behind what is in flight
+// (VerifyWindowAmong).
 absl::StatusOr<Window> PlanWindow(const WindowInput& input,
                                   std::vector<PackResult>* packings = nullptr,
                                   PlacesInFlight* left = nullptr);

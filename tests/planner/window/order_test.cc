@@ -209,6 +209,9 @@ TEST_CASE("The verifier names what is wrong") {
        "stage 0, operation 3 (STEP a/1 lr=1): CLIP_DOWN is yet to come"},
       {{save, f0, b0, norm, clip, step},
        "stage 0, operation 0 (SAVE a/1): does not stand directly after its Step"},
+      {{f0, free, b0, norm, clip, step}, "stage 0, operation 2 (B0): job a has no slot"},
+      {{f0, b0, norm, clip, free, step},
+       "stage 0, operation 5 (STEP a/1 lr=1): the job has no slot"},
       {{b0, f0, norm, clip, step}, "stage 0, operation 0 (B0): no Forward before it"},
       {{f0, b0, norm, clip}, "stage 0, operation 4 (end): batch a/1 has no Step"},
   };
@@ -216,6 +219,11 @@ TEST_CASE("The verifier names what is wrong") {
     const Window window{{{0, {Train("a", 1)}}}, {}, {c.operations}};
     CHECK(VerifyWindow(window).message() == c.expected);
   }
+  const Operation f1{.kind = OperationKind::kForward, .microbatch = 1};
+  const Operation b1{.kind = OperationKind::kBackward, .microbatch = 1};
+  const std::vector<Microbatch> two = {{0, {Train("a", 1)}}, {1, {Train("a", 1)}}};
+  CHECK(VerifyWindow({two, {}, {{f0, f1, b1, b0, norm, clip, step}}}).message() ==
+        "stage 0, operation 2 (B1): B0 is first");
 }
 
 // Tries every number of Noops before every microbatch of a train run; fewest that verify.
@@ -283,6 +291,65 @@ TEST_CASE("Random pipelines verify, with the fewest Noops") {
       });
       REQUIRE(noops == FewestNoops(jobs_of, ForwardsAhead(stages, input.in_flight, 0)));
     }
+  }
+}
+
+TEST_CASE("A window that runs on is proven joined to what is in flight before and behind it") {
+  for (const int in_flight : {0, 2, 3, 5}) {
+    INFO(in_flight << " in flight");
+    OrderInput first = Input(3, {{Train("a", 1)}, {Train("b", 1)}, {Train("b", 1), Train("c", 1)}},
+                             {{"a", 1, 1, false}, {"b", 1, 1, true}, {"c", 1, 1, false}});
+    first.in_flight = in_flight;
+    PlacesInFlight before;
+    const auto lists = OrderOperations(first, &before);
+    REQUIRE(lists.ok());
+    CHECK(VerifyWindowAmong({first.microbatches, {}, *lists}, in_flight, {}, before).ok());
+    OrderInput second;
+    second.stages = 3;
+    second.in_flight = in_flight;
+    second.before = before;
+    second.frees = {"c"};
+    second.loads = {{"d", 0}};
+    second.microbatches = {
+        {7, {Evaluate("b", 1)}}, {8, {Train("a", 2)}}, {9, {Train("b", 2), Train("d", 1)}}};
+    second.ends = {{"a", 2, 1, false}, {"b", 2, 1, false}, {"d", 1, 1, false}};
+    PlacesInFlight left;
+    const auto stages = OrderOperations(second, &left);
+    REQUIRE(stages.ok());
+    const Window good{second.microbatches, {}, *stages};
+    REQUIRE(VerifyWindowAmong(good, in_flight, before, left).message() == "");
+    for (size_t stage = 0; stage < good.stages.size(); ++stage) {
+      for (size_t at = 0; at < good.stages[stage].size(); ++at) {
+        const Operation operation = good.stages[stage][at];
+        if (operation.kind == OperationKind::kNoop) continue;
+        INFO("stage " << stage << ", " << ToText(operation));
+        Window bad = good;
+        auto& list = bad.stages[stage];
+        list.insert(list.begin() + static_cast<ptrdiff_t>(at), operation);
+        if (operation.kind != OperationKind::kLoadSlot) {
+          CHECK_FALSE(VerifyWindowAmong(bad, in_flight, before, left).ok());
+        }
+        list = good.stages[stage];
+        list.erase(list.begin() + static_cast<ptrdiff_t>(at));
+        const bool contradicts = operation.kind != OperationKind::kSave &&
+                                 operation.kind != OperationKind::kLoadSlot &&
+                                 operation.kind != OperationKind::kFreeSlot;
+        if (contradicts) CHECK_FALSE(VerifyWindowAmong(bad, in_flight, before, left).ok());
+      }
+      // A slot that is freed under what is in flight.
+      Window early = good;
+      auto& list = early.stages[stage];
+      const Operation free{.kind = OperationKind::kFreeSlot, .job = "c"};
+      if (list.front() == free) continue;
+      std::erase(list, free);
+      list.insert(list.begin(), free);
+      CHECK(VerifyWindowAmong(early, in_flight, before, left).message().find("no slot") !=
+            std::string::npos);
+    }
+    // What is said to be in flight and is not, and what is and is not said to be.
+    if (before.empty()) continue;
+    CHECK_FALSE(VerifyWindowAmong(good, in_flight, {}, left).ok());
+    CHECK_FALSE(VerifyWindowAmong(good, in_flight, before, {}).ok());
   }
 }
 
@@ -417,6 +484,8 @@ TEST_CASE("Windows that run on are right when joined, whoever joins, leaves or e
       REQUIRE(lists.ok());
       CHECK(left.size() <= static_cast<size_t>(ForwardsAhead(stages, in_flight, 0)));
       windows.push_back({input.microbatches, {}, *lists});
+      const PlacesInFlight behind = last ? PlacesInFlight() : left;
+      REQUIRE(VerifyWindowAmong(windows.back(), in_flight, input.before, behind).message() == "");
     }
     const absl::Status status = VerifyWindows(windows);
     INFO(status.ToString());

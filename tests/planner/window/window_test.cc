@@ -116,6 +116,26 @@ TEST_CASE("Windows of several stages run on, and one without units drains the pi
   CHECK(ToText(windows.back().stages[2]) == "CLIP_DOWN b/3; STEP b/3 lr=0.1");
 }
 
+TEST_CASE("A window that is wrong behind what is in flight is not given out") {
+  WindowInput input;
+  input.capacity_tokens = 10;
+  input.stages = 3;
+  input.units = {{"a", SegmentMode::kTrain, 1, {{0, 6, 5}}, 0.1, false},
+                 {"b", SegmentMode::kTrain, 1, {{0, 7, 6}}, 0.1, false}};
+  PlacesInFlight left;
+  REQUIRE(PlanWindow(input, nullptr, &left).ok());
+  input.first_microbatch = left.back().number + 1;
+  input.units.pop_back();
+  input.units[0].step = 2;
+  // A microbatch whose place was lost, or that was said to be in flight twice.
+  input.before = left;
+  input.before.back().kind = OperationKind::kNoop;
+  CHECK(PlanWindow(input, nullptr, &left).status().code() == absl::StatusCode::kInternal);
+  input.before = left;
+  input.before.push_back(input.before.back());
+  CHECK(PlanWindow(input, nullptr, &left).status().code() == absl::StatusCode::kInternal);
+}
+
 TEST_CASE("A window of orders alone, and of nothing") {
   WindowInput input;
   input.capacity_tokens = 10;

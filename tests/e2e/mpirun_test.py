@@ -23,8 +23,8 @@ ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 class MpiRun(Run):
     """A run with `hosts`, lines of a hostfile."""
 
-    def __init__(self, *hosts):
-        super().__init__()
+    def __init__(self, *hosts, stages=1):
+        super().__init__(stages)
         for script in FOLDER.iterdir():
             (self.folder / "bin" / script.name).symlink_to(script)
         self.hosts = self.folder / "hosts"
@@ -91,14 +91,33 @@ def test_workers_that_are_killed_change_no_bits():
         assert not [word for word in environment.split(b"\0") if word.startswith((b"OMPI_", b"PMIX_", b"ORTE_"))], environment
         os.killpg(run.rank(first), signal.SIGKILL)
         until(lambda: run.trainer() == 3 - first, "the other worker trains")
-        at = until(run.step, "the job goes on")
-        until(lambda: run.step() > at, "the job gets further")
+        run.gets_further()
         os.kill(run.worker(3 - first), signal.SIGKILL)
         assert launcher.wait(240) == 0
         assert hash_of(run.adapter) == expected
         assert "lorad-worker has ended with status 137" in run.said(), run.said()
         run.nothing_is_left()
         tell(f"    worker-{first} was killed for good, worker-{3 - first} once: {expected}")
+
+
+def test_stages_that_are_killed_change_no_bits():
+    """Of three workers two train the job, each a stage. The third takes the place of one whose rank is killed; then a worker's
+    program is killed, which is started again."""
+    expected = undisturbed()
+    with MpiRun("localhost slots=4", stages=2) as run:
+        launcher = run.start(ranks=4)
+        until(lambda: run.step() > STEPS // 10, "the job trains")
+        first = run.trainers()
+        assert len(first) == 2, first
+        os.killpg(run.rank(first[0]), signal.SIGKILL)
+        second = until(lambda: len(now := run.trainers()) == 2 and first[0] not in now and now, "the third worker has a stage")
+        run.gets_further()
+        os.kill(run.worker(second[0]), signal.SIGKILL)
+        assert launcher.wait(240) == 0
+        assert hash_of(run.adapter) == expected
+        assert "lorad-worker has ended with status 137" in run.said(), run.said()
+        run.nothing_is_left()
+        tell(f"    trained on workers {first} and {second}: {expected}")
 
 
 def test_what_is_stopped_goes_on_when_started_again():
@@ -198,7 +217,7 @@ def test_bad_input():
 
 
 if __name__ == "__main__":
-    main([test_workers_that_are_killed_change_no_bits, test_what_is_stopped_goes_on_when_started_again,
+    main([test_workers_that_are_killed_change_no_bits, test_stages_that_are_killed_change_no_bits, test_what_is_stopped_goes_on_when_started_again,
           test_a_second_host_from_the_hostfile, test_each_worker_of_a_host_takes_a_gpu_of_its_own,
           test_when_the_coordinator_is_killed_the_run_ends, test_a_worker_whose_coordinator_is_silent_ends, test_bad_input],
          lacking=None if shutil.which("mpirun") else "Open MPI is not installed: there is no mpirun")

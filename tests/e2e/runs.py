@@ -52,9 +52,9 @@ def undisturbed():
 
 
 class Run:
-    """The folder of a site whose runs train one job with lorad-run-jobs; removed with `with`."""
+    """The folder of a site whose runs train one job with lorad-run-jobs, on so many workers as stages; removed with `with`."""
 
-    def __init__(self):
+    def __init__(self, stages=1):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="lorad-run-", dir=os.environ.get("TEST_TMPDIR")))
         self.site, self.log = self.folder / "site", self.folder / "log"
         self.adapter = self.folder / "out/job"
@@ -66,7 +66,7 @@ class Run:
         self.environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
         self.command = self.folder / "command.sh"
         self.command.write_text("#!/bin/bash\nset -euo pipefail\n"
-                                f"lora model add llama --path {MODEL} --request-id model\n"
+                                f"lora model add llama --path {MODEL} --stages {stages} --request-id model\n"
                                 f"lora dataset add rows {ROWS} --request-id rows\n"
                                 f"exec lorad-run-jobs {self.folder}/out {self.folder}/job.json\n")
         self.command.chmod(self.command.stat().st_mode | stat.S_IXUSR)
@@ -112,10 +112,24 @@ class Run:
         """How far the job is; 0 where nothing is known."""
         return max((job["step"] for job in self.objects("ls")), default=0)
 
+    def why_it_waits(self):
+        """What the queue says of the job; nothing where it does not wait."""
+        shown = [job for listed in self.objects("ls") for job in self.objects("show", listed["name"])]
+        return next((job["queue"]["why"] for job in shown if job["queue"] and job["queue"].get("why")), "")
+
+    def trainers(self):
+        """The numbers of the workers that train."""
+        return [int(worker["name"].removeprefix("worker-")) for worker in self.objects("worker", "ls")
+                if worker.get("group") and worker["state"] not in AWAY_STATES]
+
     def trainer(self):
         """The number of the worker that trains; None where none does."""
-        busy = [worker["name"] for worker in self.objects("worker", "ls") if worker.get("group") and worker["state"] not in AWAY_STATES]
-        return int(busy[0].removeprefix("worker-")) if busy else None
+        return next(iter(self.trainers()), None)
+
+    def gets_further(self):
+        """Waits until the job has."""
+        at = until(self.step, "the job goes on")
+        until(lambda: self.step() > at, "the job gets further")
 
     def went_on_from(self):
         """The step at which the newest daemon's log says that the job goes on; None before it says so."""

@@ -131,6 +131,27 @@ def test_a_worker_that_is_cancelled_changes_no_bits():
         tell(f"    worker-{number} was cancelled, worker-{3 - number} went on: {expected}")
 
 
+def test_stages_that_are_cancelled_change_no_bits():
+    """Of three workers two train the job, each a stage. The third takes the place of one that is cancelled; with one alone the job
+    waits and says so, until its model may be trained by one."""
+    expected = undisturbed()
+    with Cluster() as cluster, Run(stages=2) as run:
+        job = cluster.submit(run, "--ntasks=3")
+        until(lambda: run.step() > STEPS // 10, "the job trains")
+        first = run.trainers()
+        assert len(first) == 2, first
+        cluster.run("scancel", cluster.steps(job)[f"worker-{first[0]}"])
+        second = until(lambda: len(now := run.trainers()) == 2 and first[0] not in now and now, "the third worker has a stage")
+        run.gets_further()
+        cluster.run("scancel", cluster.steps(job)[f"worker-{second[0]}"])
+        waits = until(lambda: "for 2 stages" in (why := run.why_it_waits()) and why, "the job says that it wants two workers")
+        assert run.objects("model", "update", "llama", "--stages", 1)
+        assert cluster.end(job) == ("COMPLETED", 0)
+        assert hash_of(run.adapter) == expected
+        run.nothing_is_left()
+        tell(f"    trained on workers {first}, on {second} and on one, having said: {waits}; {expected}")
+
+
 def test_what_is_stopped_goes_on_when_submitted_again():
     """First by the signal that Slurm sends before the time limit, then by cancelling the whole allocation."""
     expected = undisturbed()
@@ -202,6 +223,6 @@ def test_bad_input():
 
 if __name__ == "__main__":
     missing = [program for program in PROGRAMS if not shutil.which(program)]
-    main([test_a_worker_that_is_cancelled_changes_no_bits, test_what_is_stopped_goes_on_when_submitted_again,
+    main([test_a_worker_that_is_cancelled_changes_no_bits, test_stages_that_are_cancelled_change_no_bits, test_what_is_stopped_goes_on_when_submitted_again,
           test_without_workers_it_ends, test_each_worker_is_shown_a_gpu_of_its_own, test_bad_input],
          lacking=f"Slurm is not installed: there is no {missing[0]}" if missing else None)

@@ -211,6 +211,7 @@ v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::str
   hello.set_host(HostName());
   hello.set_outlives_coordinator(!flags.die_with_parent && !flags.supervised);
   hello.set_transport(flags.transport == TransportChoice::kMpi ? "mpi" : "sockets");
+  hello.set_nccl(flags.transport == TransportChoice::kNccl);
   hello.set_multiprocessors(device.multiprocessors);
   hello.set_value_bytes(static_cast<int32_t>(kernels::BytesOf(device.backend->activation_dtype())));
   return hello;

@@ -55,6 +55,7 @@ class Reader {
     worker.numerics_id = ReadName(fields, "numerics_id");
     worker.transport = ReadName(fields, "transport");
     worker.host = ReadName(fields, "host");
+    worker.nccl = fields.Bool("nccl", false);
     worker.doubtful = fields.Bool("doubtful", false);
     worker.idle = true;  // until a group names it
     workers_.emplace(worker.name, view_.workers.size() - 1);

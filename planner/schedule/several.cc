@@ -22,6 +22,7 @@ StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_mode
           .numerics_id = worker.numerics_id,
           .transport = worker.transport,
           .host = worker.host,
+          .nccl = worker.nccl,
           .microbatch_tokens =
               worker.microbatch_tokens > 0 ? worker.microbatch_tokens : microbatch_tokens,
           .holds_model = !base_model.empty() && worker.loaded_base_model == base_model};

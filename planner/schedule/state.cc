@@ -32,7 +32,8 @@ StageWorker SeatOf(const WorkerView& worker) {
   return {.name = worker.name,
           .device = worker.device,
           .transport = worker.transport,
-          .host = worker.host};
+          .host = worker.host,
+          .nccl = worker.nccl};
 }
 
 // The group is on several workers, its seats: each by itself, and all together.

@@ -35,6 +35,7 @@ struct WorkerView {
   std::string numerics_id = {};
   std::string transport = {};
   std::string host = {};
+  bool nccl = false;  // StageWorker's
   // Groups of several stages that it was to be in and that were broken before a microbatch had gone
   // through one, since one had: some stage cannot reach another, or only with small messages, and
   // which of the two is to blame nobody knows.

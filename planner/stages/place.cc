@@ -255,7 +255,8 @@ std::vector<int> BordersByNccl(const std::vector<const StageWorker*>& workers) {
     const StageWorker& one = *workers[s];
     const StageWorker& next = *workers[s + 1];
     const bool gpus = one.device.kind == DeviceKind::kCuda && next.device.kind == DeviceKind::kCuda;
-    if (!gpus || one.host == next.host || one.transport == kMpi) continue;
+    const bool asked = one.host != next.host || one.nccl || next.nccl;
+    if (!gpus || !asked || one.transport == kMpi) continue;
     ++borders[s];
     ++borders[s + 1];
   }

@@ -24,6 +24,7 @@ struct StageWorker {
   std::string numerics_id = {};  // empty: it has no stage
   std::string transport = {};    // by which it reaches other stages, which have the same
   std::string host = {};
+  bool nccl = false;              // by which it alone exchanges tensors, on its own host too
   int64_t microbatch_tokens = 0;  // of a group that it is in; 0: as suits the device
   bool holds_model = false;       // its weights, from before
 };
@@ -56,8 +57,8 @@ struct Placement {
   size_t tightest = 0;  // the stage that has the least room, or lacks the most, of its budget
 };
 
-// How many borders of each stage tensors may cross by NCCL: those between GPUs of two hosts, where
-// these reach each other not by MPI.
+// How many borders of each stage tensors may cross by NCCL: those between GPUs of two hosts, and of
+// one where either worker was told to take no other way; none where these reach each other by MPI.
 std::vector<int> BordersByNccl(const std::vector<const StageWorker*>& workers);
 
 // The bytes of a group's stages, without slots, each on its worker's device; and those of a slot.

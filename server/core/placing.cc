@@ -150,6 +150,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     entry.numerics_id = worker.hello.numerics_id();
     entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();
+    entry.nccl = worker.hello.nccl();
     entry.joins_failed = worker.joins_failed;
     entry.doubtful = worker.drained;
     entry.silent = cluster_.IsSilent(worker);

@@ -298,6 +298,7 @@ std::vector<planner::WorkerView> Cluster::Views() const {
     view.numerics_id = worker.hello.numerics_id();
     view.transport = worker.hello.transport();
     view.host = worker.hello.host();
+    view.nccl = worker.hello.nccl();
   }
   return views;
 }

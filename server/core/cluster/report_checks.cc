@@ -343,7 +343,8 @@ bool IsSameProcess(const wire::Hello& hello, const wire::Hello& before) {
   return hello.pid() == before.pid() && hello.host() == before.host() &&
          hello.device() == before.device() && hello.memory_bytes() == before.memory_bytes() &&
          hello.numerics_id() == before.numerics_id() &&
-         hello.value_bytes() == before.value_bytes() && hello.transport() == before.transport();
+         hello.value_bytes() == before.value_bytes() && hello.transport() == before.transport() &&
+         hello.nccl() == before.nccl();
 }
 
 std::string WhyNotAdopted(const wire::Hello& hello, const GroupState& group) {

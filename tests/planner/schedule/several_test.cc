@@ -86,13 +86,14 @@ TEST_CASE("A job joins GPUs of two hosts where there is room beside NCCL") {
     two_jobs = std::max(two_jobs, BytesOfGroup(SmolLm2(), shape, range).total() +
                                       2 * BytesOfSlot(SmolLm2(), Rank(64), gpu, range).total());
   }
-  const auto what = [&](const std::string& second_host, int64_t budget) {
+  const auto what = [&](const std::string& second_host, int64_t budget, bool nccl = false) {
     std::vector<WorkerView> workers = {Busy(Node("u")), Busy(Node("v", second_host))};
     GroupView group = On("g", {"u", "v"}, {Wide("x")}, Wide("x"));
     group.shape = shape;
     for (size_t s = 0; s < workers.size(); ++s) {
       workers[s].device = gpu;
       workers[s].budget_bytes = budget;
+      workers[s].nccl = nccl;
       group.stages[s] = {workers[s].name, ranges[s], budget};
     }
     return First(Of(workers, {group}, {Wide("a")}));
@@ -100,6 +101,8 @@ TEST_CASE("A job joins GPUs of two hosts where there is room beside NCCL") {
   CHECK(what("h", two_jobs * 103 / 100) == "admit g: a");
   CHECK(what("g", two_jobs * 103 / 100) != "admit g: a");
   CHECK(what("g", (two_jobs + BytesOfNccl(1)) * 103 / 100) == "admit g: a");
+  CHECK(what("h", two_jobs * 103 / 100, true) != "admit g: a");
+  CHECK(what("h", (two_jobs + BytesOfNccl(1)) * 103 / 100, true) == "admit g: a");
 }
 
 TEST_CASE("Why a job that needs several workers waits") {

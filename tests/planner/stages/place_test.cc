@@ -100,13 +100,15 @@ TEST_CASE("The fewest workers of one numerics id, one host first") {
 
 TEST_CASE("Where GPUs are on two hosts, a stage has what NCCL takes for its borders between them") {
   const ModelShape model = Small(6, true);
-  const auto place = [&](std::vector<std::string> hosts, const std::string& transport = "") {
+  const auto place = [&](std::vector<std::string> hosts, const std::string& transport = "",
+                         const std::string& by_nccl_alone = "") {
     std::vector<StageWorker> workers;
     for (const std::string& host : hosts) {
-      StageWorker worker =
-          Worker(std::string(1, 'a' + static_cast<char>(workers.size())), int64_t{8} << 30, host);
+      const std::string name(1, 'a' + static_cast<char>(workers.size()));
+      StageWorker worker = Worker(name, int64_t{8} << 30, host);
       worker.device = {.kind = DeviceKind::kCuda, .multiprocessors = 132, .value_bytes = 2};
       worker.transport = transport;
+      worker.nccl = by_nccl_alone.find(name) != std::string::npos;
       workers.push_back(worker);
     }
     return *PlaceStages({model, kAdapter, 100, static_cast<int32_t>(hosts.size())}, workers,
@@ -125,6 +127,9 @@ TEST_CASE("Where GPUs are on two hosts, a stage has what NCCL takes for its bord
   CHECK(more(place({"h", "h", "g"})) == std::vector<int64_t>{0, one, one});
   CHECK(more(place({"f", "g", "h"})) == std::vector<int64_t>{one, two, one});
   CHECK(more(place({"f", "g", "h"}, "mpi")) == std::vector<int64_t>{0, 0, 0});
+  // On one host where they were told to take no other way; a neighbour follows.
+  CHECK(more(place({"h", "h", "h"}, "", "abc")) == std::vector<int64_t>{one, two, one});
+  CHECK(more(place({"h", "h", "h"}, "", "a")) == std::vector<int64_t>{one, one, 0});
   CHECK(BytesOfNccl(0) == 0);
 }
 

@@ -1,4 +1,5 @@
 // Which workers a job needs: one, several together, or such as may still come.
+#include "planner/cost/memory.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -137,6 +138,26 @@ TEST_CASE("a model that is registered for several stages has no job on fewer") {
   CHECK(estimate.seconds() > 0.99 * alone_s);
   CHECK(estimate.seconds() < 2 * alone_s);
   CHECK_FALSE(estimate.workers(0).fits_alone());
+}
+
+TEST_CASE("GPUs of one host that go by NCCL alone need what that takes") {
+  const auto bytes_of_first = [](bool nccl) {
+    auto world = WorldOf(0, kPlenty);
+    for (const char* name : {"w0", "w1"}) {
+      worker::v1::Hello hello = HelloOf(name, kPlenty);
+      hello.set_device("cuda:0");
+      hello.set_multiprocessors(132);
+      hello.set_value_bytes(2);
+      hello.set_host("h");
+      hello.set_nccl(nccl);
+      world->Connect(hello);
+    }
+    world->AddModel("cut", 2);
+    Job cut = World::NewJob();
+    cut.set_base_model("cut");
+    return EstimateOn(*world, cut).stages(0).bytes();
+  };
+  CHECK(bytes_of_first(true) - bytes_of_first(false) == planner::BytesOfNccl(1));
 }
 
 // What one of several workers says of its group.

@@ -49,6 +49,9 @@ absl::Status SlotContentSource::Open() {
   auto reader = OpenSlotContent(backend_.driver.files(), data_dir, *content, request_.job());
   if (!reader.ok()) return reader.status();
   reader_ = *std::move(reader);
+  if (!request_.tensors().empty()) {
+    reader_->Only({request_.tensors().begin(), request_.tensors().end()});
+  }
   return absl::OkStatus();
 }
 

@@ -33,9 +33,15 @@ absl::Status VerifyTexts(Files& files, const Checkpoint& checkpoint) {
   return absl::OkStatus();
 }
 
-bool IsMoment(std::string_view name) {
-  return name.ends_with(kFirstMomentSuffix) || name.ends_with(kSecondMomentSuffix);
+// Of a moment that whose it is, of a matrix its own name.
+std::string_view MatrixOf(std::string_view name) {
+  for (const std::string_view suffix : {kFirstMomentSuffix, kSecondMomentSuffix}) {
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
+  }
+  return name;
 }
+
+bool IsMoment(std::string_view name) { return MatrixOf(name) != name; }
 
 }  // namespace
 
@@ -144,14 +150,29 @@ absl::Status ShardReader::AddSource(const std::string& path, const std::string& 
 }
 
 void ShardReader::Plan(const CheckpointState& state) {
-  std::vector<TensorEntry> entries;
+  metadata_ = ShardMetadata(state);
+  std::map<std::string, Reading, std::less<>> of_name;
   for (size_t i = 0; i < sources_.size(); ++i) {
-    for (const TensorInfo& tensor : sources_[i].file.tensors()) {
-      entries.push_back({tensor.name, TensorType::kF32, tensor.shape});
-      source_of_[tensor.name] = i;
-    }
+    for (const TensorInfo& tensor : sources_[i].file.tensors()) of_name[tensor.name] = {tensor, i};
   }
-  layout_ = std::make_unique<SafetensorsLayout>(std::move(entries), ShardMetadata(state));
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, reading] : of_name) {
+    entries.push_back({name, TensorType::kF32, reading.tensor.shape});
+  }
+  layout_ = std::make_unique<SafetensorsLayout>(std::move(entries), metadata_);
+  for (const TensorInfo& tensor : layout_->tensors()) {
+    readings_.push_back(std::move(of_name.find(tensor.name)->second));
+  }
+}
+
+void ShardReader::Only(const std::set<std::string, std::less<>>& matrices) {
+  std::vector<TensorEntry> entries;
+  for (Reading& reading : readings_) {
+    reading.wanted = matrices.contains(MatrixOf(reading.tensor.name));
+    if (!reading.wanted) continue;
+    entries.push_back({reading.tensor.name, TensorType::kF32, reading.tensor.shape});
+  }
+  layout_ = std::make_unique<SafetensorsLayout>(std::move(entries), metadata_);
 }
 
 absl::StatusOr<std::string> ShardReader::Next() {
@@ -160,25 +181,29 @@ absl::StatusOr<std::string> ShardReader::Next() {
     prefix_sent_ += piece.size();
     return piece;
   }
-  while (tensor_ < layout_->tensors().size()) {
-    absl::StatusOr<std::string> piece = ReadTensor();
-    if (!piece.ok() || !piece->empty()) return piece;
-    ++tensor_;
-    done_ = 0;
+  while (reading_ < readings_.size()) {
+    const Reading& reading = readings_[reading_];
+    absl::StatusOr<std::string> piece = ReadTensor(reading);
+    if (!piece.ok()) return piece;
+    if (piece->empty()) {
+      ++reading_;
+      done_ = 0;
+    } else if (reading.wanted) {
+      return piece;
+    }
   }
   if (absl::Status status = CheckSums(); !status.ok()) return status;
   return std::string();
 }
 
-// Empty: it is read.
-absl::StatusOr<std::string> ShardReader::ReadTensor() {
-  const std::string& name = layout_->tensors()[tensor_].name;
-  Source& source = sources_[source_of_.find(name)->second];
-  const TensorInfo& tensor = *source.file.Find(name);
+absl::StatusOr<std::string> ShardReader::ReadTensor(const Reading& reading) {
+  Source& source = sources_[reading.source];
+  const TensorInfo& tensor = reading.tensor;
   const auto value_bytes = static_cast<uint64_t>(TensorTypeBytes(tensor.type));
   const uint64_t wanted =
       std::min(tensor.bytes() - done_, kPieceBytes / sizeof(float) * value_bytes);
-  if (wanted == 0) return std::string();
+  const bool for_nothing = !reading.wanted && source.sha256.empty();
+  if (wanted == 0 || for_nothing) return std::string();
   absl::StatusOr<std::string> bytes = source.file.Read(tensor, done_, wanted);
   if (absl::IsInvalidArgument(bytes.status())) {  // it has become shorter
     const std::string what(bytes.status().message());
@@ -187,7 +212,7 @@ absl::StatusOr<std::string> ShardReader::ReadTensor() {
   if (!bytes.ok()) return bytes.status();
   done_ += wanted;
   source.sha.Update(*bytes);
-  if (tensor.type == TensorType::kF32) return bytes;
+  if (!reading.wanted || tensor.type == TensorType::kF32) return bytes;
   std::vector<float> values(wanted / value_bytes);
   ConvertToFloat(tensor.type, bytes->data(), static_cast<int64_t>(values.size()), values.data());
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,6 +41,11 @@ class ShardReader {
                                                                 const std::string& directory,
                                                                 const std::string& job);
 
+  // Makes a shard of these matrices, with their moments, alone, which are fewer bytes to send; files
+  // are read whole all the same where their sums say whether they are good. Names of matrices that
+  // are not there are passed over. REQUIRES: before the first Next.
+  void Only(const std::set<std::string, std::less<>>& matrices);
+
   // The next piece, of at most 1 MiB; empty: that was all, and all of it is good.
   absl::StatusOr<std::string> Next();
 
@@ -54,19 +60,28 @@ class ShardReader {
   explicit ShardReader(Files& files) : files_(files) {}
   absl::Status AddSource(const std::string& path, const std::string& sha256);
   absl::Status AddSource(const Checkpoint& checkpoint, const std::string& name);
+  // A tensor on its way from its file to the shard.
+  struct Reading {
+    TensorInfo tensor;  // as it lies in its file
+    size_t source = 0;
+    bool wanted = true;  // else it is hashed and left out
+  };
+
   // All sources are there.
   void Plan(const CheckpointState& state);
-  absl::StatusOr<std::string> ReadTensor();
+  // Empty: it is read.
+  absl::StatusOr<std::string> ReadTensor(const Reading& reading);
   absl::Status CheckSums();
 
   Files& files_;
   std::vector<Source> sources_;
   bool committed_ = false;  // what is wrong is damage: it was whole once
-  std::unique_ptr<SafetensorsLayout> layout_;
-  std::map<std::string, size_t, std::less<>> source_of_;  // by tensor
+  std::map<std::string, std::string> metadata_;
+  std::vector<Reading> readings_;              // in the order of a shard of them all
+  std::unique_ptr<SafetensorsLayout> layout_;  // of those that are wanted
   uint64_t prefix_sent_ = 0;
-  size_t tensor_ = 0;  // of the layout's, that is next,
-  uint64_t done_ = 0;  // and how many bytes of it, as they lie in its file
+  size_t reading_ = 0;  // that is next,
+  uint64_t done_ = 0;   // and how many bytes of it, as they lie in its file
 };
 
 // CHECKPOINT_CORRUPT where the state of a checkpoint is not that of its folder, ../JOB/STEP: whole

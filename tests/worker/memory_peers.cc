@@ -1,15 +1,32 @@
 #include "tests/worker/memory_peers.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
+#include "storage/adapters/checkpoint.h"
 #include "storage/files/errors.h"
 #include "tests/worker/stages.h"
 
 namespace lorad::worker {
 
 // ---- MemoryBulk ----
+
+namespace {
+
+// Those matrices with their moments; what is no shard as it is.
+std::string WhatIsAsked(const std::string& bytes, const v1::FetchSlotContentRequest& request) {
+  std::set<std::string> asked;
+  for (const std::string& name : request.tensors()) {
+    for (const char* suffix : {"", storage::kFirstMomentSuffix, storage::kSecondMomentSuffix}) {
+      asked.insert(name + suffix);
+    }
+  }
+  return PartOfShard(bytes, [&](const std::string& name) { return asked.contains(name); });
+}
+
+}  // namespace
 
 absl::Status MemoryBulk::Fetch(int64_t, const v1::FetchSlotContentRequest& request, int64_t,
                                const Sink& sink) {
@@ -19,6 +36,8 @@ absl::Status MemoryBulk::Fetch(int64_t, const v1::FetchSlotContentRequest& reque
     const auto found = contents_.find(request.content());
     if (found == contents_.end()) return absl::NotFoundError("no content " + request.content());
     bytes = found->second;
+    if (!request.tensors().empty()) bytes = WhatIsAsked(bytes, request);
+    fetched_bytes_ += static_cast<int64_t>(bytes.size());
   }
   // Odd pieces: values and the header are cut anywhere.
   for (size_t at = 0; at < bytes.size(); at += 4099) {
@@ -56,6 +75,11 @@ void MemoryBulk::Cancel(int64_t call) {
 void MemoryBulk::SetContent(const std::string& name, std::string bytes) {
   std::lock_guard lock(mutex_);
   contents_[name] = std::move(bytes);
+}
+
+int64_t MemoryBulk::fetched_bytes() {
+  std::lock_guard lock(mutex_);
+  return fetched_bytes_;
 }
 
 void MemoryBulk::SetAway(bool away) {

@@ -28,7 +28,10 @@ class MemoryBulk : public Bulk {
                       absl::Span<const std::string_view> parts, int64_t timeout_ms) override;
   void Cancel(int64_t call) override;
 
+  // A shard, of which each stage of several is sent what it asks for.
   void SetContent(const std::string& name, std::string bytes);
+  // That were sent of all contents.
+  int64_t fetched_bytes();
   // Waits for the shards of (job, step) of all stages; they as one.
   std::string Shard(const std::string& job, int64_t step, int32_t stages = 1);
   // While true, uploads answer kUnavailable.
@@ -41,6 +44,7 @@ class MemoryBulk : public Bulk {
   std::condition_variable uploaded_;  // or anything else has changed
   std::map<std::string, std::string> contents_;
   std::map<std::tuple<std::string, int64_t, int32_t>, std::string> shards_;  // by job, step, stage
+  int64_t fetched_bytes_ = 0;
   int64_t cancelled_ = 0;
   bool away_ = false;
   std::string unanswered_;

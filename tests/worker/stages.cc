@@ -168,4 +168,23 @@ std::string MergeShards(const std::vector<std::string>& shards) {
   return merged;
 }
 
+std::string PartOfShard(const std::string& shard,
+                        const std::function<bool(const std::string& name)>& holds) {
+  const auto header = storage::ParseSafetensorsHeader(shard, shard.size());
+  Require(header.status());
+  std::vector<storage::TensorEntry> entries;
+  for (const storage::TensorInfo& tensor : header->tensors) {
+    if (holds(tensor.name)) entries.push_back({.name = tensor.name, .shape = tensor.shape});
+  }
+  const storage::SafetensorsLayout layout(std::move(entries), header->metadata);
+  std::string part = layout.prefix();
+  part.resize(layout.file_bytes());
+  for (const storage::TensorInfo& tensor : layout.tensors()) {
+    const storage::TensorInfo* from = header->Find(tensor.name);
+    std::memcpy(&part[layout.prefix().size() + tensor.begin],
+                &shard[header->data_begin + from->begin], tensor.bytes());
+  }
+  return part;
+}
+
 }  // namespace lorad::worker

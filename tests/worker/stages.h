@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,5 +23,8 @@ std::vector<v1::Window> WindowsOfStages(const v1::Window& window, int stages, in
 
 // The shard that one stage would have sent.
 std::string MergeShards(const std::vector<std::string>& shards);
+// With the tensors alone of whose names `holds` says so.
+std::string PartOfShard(const std::string& shard,
+                        const std::function<bool(const std::string& name)>& holds);
 
 }  // namespace lorad::worker

@@ -283,6 +283,11 @@ absl::Status Engine::FetchContent(const v1::Operation& operation, Slot* slot) {
   request.set_epoch(order_.epoch());
   request.set_job(operation.job());
   request.set_content(operation.content());
+  if (stages_ > 1) {
+    for (const SlotTensor& tensor : slot->tensors()) {
+      if (tensor.shared_with < 0) request.add_tensors(tensor.name);
+    }
+  }
   SlotContentReader reader(environment_.backend, slot, stages_ == 1);
   const int64_t timeout_ms = kFetchMs + slot->bytes() / kFetchBytesPerMs;
   absl::Status unreadable;  // kept apart: what the reader refuses no other try mends

@@ -290,14 +290,17 @@ TEST_CASE_METHOD(WorkerFixture, "a worker fetches what it was told to load, and 
   config.rank = 1;
   config.target_modules = {"q_proj"};
   const std::string path = "model.layers.0.self_attn.q_proj";
+  const std::string other = "model.layers.1.self_attn.q_proj";
   const storage::SafetensorsLayout layout(
       {{storage::PeftKey(path, 'A'), storage::TensorType::kF32, {1, 4}},
-       {storage::PeftKey(path, 'B'), storage::TensorType::kF32, {4, 1}}},
+       {storage::PeftKey(path, 'B'), storage::TensorType::kF32, {4, 1}},
+       {storage::PeftKey(other, 'A'), storage::TensorType::kF32, {1, 4}},
+       {storage::PeftKey(other, 'B'), storage::TensorType::kF32, {4, 1}}},
       {});
   for (const char* folder : {"data/adapters/a/", "outside/"}) {
     directory.Write(std::string(folder) + "adapter_config.json", storage::WritePeftConfig(config));
     directory.Write(std::string(folder) + "adapter_model.safetensors",
-                    layout.prefix() + std::string(32, '\0'));
+                    layout.prefix() + std::string(64, '\0'));
   }
   std::filesystem::create_directory_symlink(directory / "outside",
                                             directory / "data/adapters/way-out");
@@ -306,22 +309,36 @@ TEST_CASE_METHOD(WorkerFixture, "a worker fetches what it was told to load, and 
   REQUIRE(stream->Write(Hello("w")));
   const auto sender = Sender(0);
   sender->Send(Form(7));
-  const auto fetch = [&](int64_t epoch, const std::string& job, const std::string& content) {
+  std::string fetched;
+  const auto fetch = [&](int64_t epoch, const std::string& job, const std::string& content,
+                         const std::vector<std::string>& tensors = {}) {
     Context call;
     wire::FetchSlotContentRequest request;
     request.set_epoch(epoch);
     request.set_job(job);
     request.set_content(content);
+    request.mutable_tensors()->Add(tensors.begin(), tensors.end());
     auto reader = stub->FetchSlotContent(&call, request);
     wire::Chunk chunk;
-    int64_t bytes = 0;
-    while (reader->Read(&chunk)) bytes += static_cast<int64_t>(chunk.data().size());
+    fetched.clear();
+    while (reader->Read(&chunk)) fetched += chunk.data();
     const grpc::Status status = reader->Finish();
-    return status.ok() ? (bytes > 32 ? "content" : "too short") : Summary(status);
+    return status.ok() ? (fetched.size() > 16 ? "content" : "too short") : Summary(status);
   };
   CHECK(fetch(7, "j", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
   sender->Send(Load(7, "j", "adapter:adapters/a"));
   CHECK(fetch(7, "j", "adapter:adapters/a") == "content");
+  // All of it, or what a stage of several has of it.
+  const auto values = [&] {
+    const auto header = storage::ParseSafetensorsHeader(fetched, fetched.size());
+    REQUIRE(header.ok());
+    CHECK(header->Find(storage::PeftKey(other, 'B')));
+    return fetched.size() - header->data_begin;
+  };
+  CHECK(values() == 64);
+  CHECK(fetch(7, "j", "adapter:adapters/a",
+              {storage::PeftKey(other, 'A'), storage::PeftKey(other, 'B')}) == "content");
+  CHECK(values() == 32);
   CHECK(fetch(6, "j", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
   CHECK(fetch(7, "i", "adapter:adapters/a") == "NOT_A_WORKERS_GROUP");
   CHECK(fetch(7, "j", "adapter:adapters/b") == "NOT_A_WORKERS_GROUP");

@@ -33,6 +33,9 @@ using lorad::v1::WatchJobsResponse;
 struct Options {
   std::vector<std::string> jobs;
   bool until_done = false;
+
+  // Of named jobs nothing follows once all are done; of all that are live more may come.
+  bool ends() const { return until_done || !jobs.empty(); }
 };
 
 constexpr std::chrono::milliseconds kLookEvery(100);  // at the terminal's size
@@ -87,7 +90,7 @@ class Watch {
     } else {
       present_told_ = true;
     }
-    return !options_.until_done || !AllDone();
+    return !options_.ends() || !AllDone();
   }
 
   void Show(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -111,7 +114,7 @@ class Watch {
 
   // A paused job is not done: the watch goes on, perhaps for days, so it says what it waits for.
   void SayPaused(const Job& job) const {
-    if (!options_.until_done || job.state() != Job::PAUSED) return;
+    if (!options_.ends() || job.state() != Job::PAUSED) return;
     const auto before = states_.find(job.name());
     if (before != states_.end() && before->second == Job::PAUSED) return;
     std::cerr << "lora: " << job.name() << " is PAUSED; waiting until it is resumed (`lora resume "
@@ -156,7 +159,7 @@ class Watch {
 
 absl::Status Run(Session& session, Options& options) {
   if (auto status = FindJobs(session, options.jobs); !status.ok()) return status;
-  const bool table = options.jobs.empty() && !options.until_done && !session.json;
+  const bool table = !options.ends() && !session.json;
   return table && isatty(STDOUT_FILENO) != 0 ? ShowLiveTable(session)
                                              : Watch(session, options).Run();
 }
@@ -165,11 +168,13 @@ absl::Status Run(Session& session, Options& options) {
 
 void AddWatchCommand(CLI::App& app, Session& session) {
   const auto options = std::make_shared<Options>();
-  CLI::App& watch = *app.add_subcommand("watch", "Follow jobs while they change");
-  watch.add_option("jobs", options->jobs,
-                   "Ids or names; none: all that are live, and those that come");
+  CLI::App& watch = *app.add_subcommand("watch", "Follow jobs while they change, to their end");
+  watch.add_option(
+      "jobs", options->jobs,
+      "Ids or names: ends when all are done, with 0 only if all succeeded; none: all that "
+      "are live, and those that come");
   watch.add_flag("--until-done", options->until_done,
-                 "End when all are done, with 0 only if all succeeded");
+                 "Without ids: end likewise, when none is live");
   watch.callback([&session, options] {
     session.action = [&session, options] { return Run(session, *options); };
   });

@@ -47,7 +47,7 @@ class Daemon:
         return done.stdout
 
     def watch(self, jobs):
-        return subprocess.run([self.lora_path, "--server", self.address, "watch", "--until-done", *jobs]).returncode
+        return subprocess.run([self.lora_path, "--server", self.address, "watch", *jobs]).returncode
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -111,7 +111,7 @@ Your own daemon and job:
   lora model add {MODEL} --path {model}
   lora dataset add my-rows ROWS.jsonl          # docs/formats/dataset.md
   lora submit -f job.json                      # begin with a copy of {os.path.relpath(JOBS[0])}
-  lora watch --until-done JOB_ID && lora checkpoint get JOB_ID -o my-adapter""")
+  lora watch JOB_ID && lora checkpoint get JOB_ID -o my-adapter""")
 
 
 def main():

@@ -266,17 +266,41 @@ TEST_CASE_METHOD(Fixture, "a watch goes on behind a pause, and says what it wait
     jobs.job.set_state(state);
     jobs.watched.push_back(jobs.job);
   }
-  Ran ran = Run("watch job-a --until-done");
+  Ran ran = Run("watch job-a");
   CHECK(ran.reason == "OK");
   CHECK(ran.err ==
         "lora: job-a is PAUSED; waiting until it is resumed (`lora resume job-a`) or cancelled\n");
   CHECK(Has(ran.out, "job-a  PAUSED  waits for `lora resume job-a`\n"));
   CHECK(Has(ran.out, "job-a  SUCCEEDED\n"));
-  ran = Run("watch job-a --until-done", true);
+  ran = Run("watch job-a", true);
   CHECK(std::count(ran.out.begin(), ran.out.end(), '\n') == 6);
 }
 
-TEST_CASE_METHOD(Fixture, "a watch of all jobs ends when all that were live are done") {
+TEST_CASE_METHOD(Fixture, "a watch of named jobs ends when all of them are done") {
+  Job other = jobs.job;
+  other.set_name("job-b");
+  other.set_state(Job::FAILED);
+  other.mutable_error()->set_reason("NOT_FINITE");
+  other.mutable_error()->set_message("the loss is not finite");
+  jobs.job.set_state(Job::SUCCEEDED);
+  jobs.watched = {jobs.job};
+  for (const char* command : {"watch job-a", "watch job-a --until-done"}) {  // ended before
+    INFO(command);
+    CHECK(Run(command).reason == "OK");
+    CHECK(Run(command, true).reason == "OK");
+  }
+  jobs.job.set_state(Job::RUNNING);
+  jobs.watched.push_front(other);
+  jobs.watched.push_front(jobs.job);
+  const Ran ran = Run("watch job-a job-b");
+  CHECK(ran.reason == "NOT_SUCCEEDED");
+  CHECK(Has(ran.error, "1 of 2 jobs did not succeed"));
+  CHECK(Has(ran.error, "job-b: FAILED: the loss is not finite"));
+  CHECK(Has(ran.out, "job-a  SUCCEEDED\n"));
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a watch of all jobs ends only if it is to, when all that were live are done") {
   for (const Job::State state : {Job::SUCCEEDED, Job::RUNNING, Job::SUCCEEDED}) {
     jobs.job.set_name(jobs.watched.size() < 1 ? "job-a" : "job-b");
     jobs.job.set_state(state);

@@ -103,7 +103,7 @@ def test_a_job_in_json():
         submitted = house.lora("submit", "-f", path)
         name = submitted.out.strip()
         assert submitted.out == name + "\n" and ID.fullmatch(name)
-        watched = house.lora("watch", "--until-done", name)
+        watched = house.lora("watch", name)
         lines = watched.out.splitlines()
         assert lines[-1].startswith(f"{name} (a job)  SUCCEEDED  step 6/6"), lines
 
@@ -219,7 +219,7 @@ def test_filters_and_removal():
         assert [j["name"] for j in found] == [names[2]]
         house.lora("cancel", names[0], names[1])
         house.wait(names[:2], state="CANCELLED")
-        assert house.run("watch", "--until-done", names[0]).status == 1
+        assert house.run("watch", names[0]).status == 1  # though it had ended before
         assert {j["name"] for j in house.objects("ls", "--filter", "state = CANCELLED")} == set(names[:2])
         house.lora("rm", names[0])
         assert house.run("show", names[0]).status == 1
@@ -265,7 +265,7 @@ def test_watch_outlives_the_daemon():
         prepare(house)
         name = house.submit(a_job(max_steps=150, checkpoint_every_steps=5, eval_every_steps=0))
         port = house.address.split(":")[1]
-        watch = subprocess.Popen(["stdbuf", "-oL", *map(str, [*house.lora_command(), "watch", "--until-done", name])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        watch = subprocess.Popen(["stdbuf", "-oL", *map(str, [*house.lora_command(), "watch", name])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         house.wait([name], until=lambda job: job["step"] >= 3)
         house.kill()
         house.start("--listen", f"127.0.0.1:{port}")
@@ -358,7 +358,7 @@ def test_what_has_room_on_a_terminal():
         title = "\u6570\u5b66 and \u8bed\u6587 are long"  # with all figures at their widest the line has 118 columns
         name = house.submit({**a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=5, checkpoint_keep_last=2,
                                      checkpoint_keep_best=1), "display_name": title})
-        watch = Terminal([*house.lora_command(), "watch", "--until-done", name], columns=120)
+        watch = Terminal([*house.lora_command(), "watch", name], columns=120)
         watch.until(f"{name} ({title})", "tokens/s", "left")
         for columns in (80, 60):
             watch.resize(columns)

@@ -179,7 +179,6 @@ absl::Status Show(Session& session, Options& options) {
     std::cout << ToJson(job) << "\n";
     return status;
   }
-  const auto& adapter = job.adapter();
   Table table = Table::OfFields();
   table.Add({"job", job.name()});
   if (!job.display_name().empty()) table.Add({"name", job.display_name()});
@@ -203,9 +202,7 @@ absl::Status Show(Session& session, Options& options) {
   table.Add({"training dataset", job.training_dataset()});
   table.Add(
       {"validation dataset", job.validation_dataset().empty() ? "-" : job.validation_dataset()});
-  table.Add({"adapter", absl::StrFormat("rank %d, alpha %g, dropout %g, on %s", adapter.rank(),
-                                        adapter.alpha(), adapter.dropout(), TargetsText(adapter))});
-  AddModules(adapter, table);
+  AddAdapter(job.adapter(), table);
   AddTraining(job.training(), table);
   AddProgress(job, table);
   if (auto added = AddLosses(session, job, table); !added.ok()) return added;

@@ -26,6 +26,14 @@ std::string PatternText(const Pattern& pattern) {
   });
 }
 
+// "  q_proj", "rank 9, alpha 8, in layers 0, 2".
+void AddModules(const v1::AdapterConfig& adapter, Table& table) {
+  for (const v1::AdapterModules& modules : adapter.modules()) {
+    table.Add({"  " + modules.target(), absl::StrFormat("rank %d, alpha %g, in %s", modules.rank(),
+                                                        modules.alpha(), LayersText(modules))});
+  }
+}
+
 }  // namespace
 
 std::string TargetsText(const v1::AdapterConfig& adapter) {
@@ -42,13 +50,6 @@ std::string TargetsText(const v1::AdapterConfig& adapter) {
   return text;
 }
 
-void AddModules(const v1::AdapterConfig& adapter, Table& table) {
-  for (const v1::AdapterModules& modules : adapter.modules()) {
-    table.Add({"  " + modules.target(), absl::StrFormat("rank %d, alpha %g, in %s", modules.rank(),
-                                                        modules.alpha(), LayersText(modules))});
-  }
-}
-
 void AddPatterns(const v1::AdapterConfig& adapter, Table& table) {
   if (!adapter.layers_to_transform().empty()) {
     table.Add({"layers", absl::StrJoin(adapter.layers_to_transform(), ", ")});
@@ -60,6 +61,18 @@ void AddPatterns(const v1::AdapterConfig& adapter, Table& table) {
     table.Add({"alpha pattern", PatternText(adapter.alpha_pattern())});
   }
   AddModules(adapter, table);
+}
+
+void AddAdapter(const v1::AdapterConfig& adapter, Table& table) {
+  table.Add(
+      {"adapter",
+       absl::StrFormat("rank %d, alpha %g, scaled by alpha / %s, dropout %g, on %s", adapter.rank(),
+                       adapter.alpha(), adapter.use_rslora() ? "sqrt(rank)" : "rank",
+                       adapter.dropout(), TargetsText(adapter))});
+  table.Add({"begins as", absl::StrCat(adapter.init_from().empty() ? "PEFT's initialization"
+                                                                   : adapter.init_from(),
+                                       ", seed ", adapter.seed())});
+  AddPatterns(adapter, table);
 }
 
 }  // namespace lorad::client

@@ -11,8 +11,8 @@ namespace lorad::client {
 // Names, or the expression in their place, and what is left out.
 std::string TargetsText(const v1::AdapterConfig& adapter);
 
-// Lines for `modules`: "  q_proj", "rank 9, alpha 8, in layers 0, 2".
-void AddModules(const v1::AdapterConfig& adapter, Table& table);
+// Lines for all that a job says of its adapter.
+void AddAdapter(const v1::AdapterConfig& adapter, Table& table);
 
 // Lines for what an adapter_config.json says beside targets, one rank and one alpha: layers and
 // patterns, those that are there; then its modules.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -58,11 +59,13 @@ void Print(const Dataset& dataset, const Session& session) {
 }
 
 // Sends rows as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that the
-// server ended early is no error here: its Finish() says why.
+// server ended early is no error here: its Finish() says why. The bar counts bytes of the source:
+// nobody knows what the others will make.
 template <typename Request, typename Writer>
 absl::Status SendRows(RowSource& rows, Writer& writer, TransferBar& bar) {
   constexpr std::size_t kChunkBytes = 256 << 10;
   Request request;
+  std::int64_t sent = 0;  // of the source
   while (true) {
     const absl::StatusOr<std::string> bytes = rows.Next();
     if (!bytes.ok()) return bytes.status();
@@ -70,8 +73,8 @@ absl::Status SendRows(RowSource& rows, Writer& writer, TransferBar& bar) {
     for (std::size_t at = 0; at < bytes->size(); at += kChunkBytes) {
       request.set_chunk(bytes->substr(at, kChunkBytes));
       if (!writer.Write(request)) return absl::OkStatus();
-      bar.Add(static_cast<std::int64_t>(request.chunk().size()));
     }
+    bar.Add(rows.read_bytes() - std::exchange(sent, rows.read_bytes()));
   }
 }
 
@@ -89,7 +92,7 @@ absl::Status Add(Session& session, const Options& options) {
   first.mutable_config()->set_size_bytes((*rows)->size_bytes());
   absl::Status read = absl::OkStatus();
   if (writer->Write(first)) {
-    TransferBar bar(!session.json, options.name, (*rows)->size_bytes());
+    TransferBar bar(!session.json, options.name, (*rows)->source_bytes());
     read = SendRows<lorad::v1::CreateDatasetRequest>(**rows, *writer, bar);
   }
   if (!read.ok()) {
@@ -213,6 +216,9 @@ absl::Status Validate(Session& session, const Options& options) {
   config.set_refuse_overflow(options.refuse_overflow);
   if (const absl::Status rules = ReadRules(options, config); !rules.ok()) return rules;
   if (const absl::Status range = ReadRange(options.print_rows, config); !range.ok()) return range;
+  // Rows that are printed meanwhile would be drawn over.
+  const bool wants_bar = !session.json && options.print_rows.empty();
+  config.set_progress(wants_bar && options.file.empty());
   absl::StatusOr<std::unique_ptr<RowSource>> rows = std::unique_ptr<RowSource>();
   if (!options.file.empty()) {
     rows = RowSource::Open(options.file, options.format, options.columns);
@@ -228,9 +234,7 @@ absl::Status Validate(Session& session, const Options& options) {
   absl::Status read = absl::OkStatus();
   std::thread sender([&] {
     if (stream->Write(first) && !options.file.empty()) {
-      // Rows that are printed meanwhile would be drawn over.
-      TransferBar bar(!session.json && options.print_rows.empty(), options.file,
-                      (*rows)->size_bytes());
+      TransferBar bar(wants_bar, options.file, (*rows)->source_bytes());
       read = SendRows<lorad::v1::ValidateDatasetRequest>(**rows, *stream, bar);
     }
     if (!read.ok()) context.TryCancel();
@@ -238,9 +242,16 @@ absl::Status Validate(Session& session, const Options& options) {
   });
   lorad::v1::ValidateDatasetResponse response;
   DatasetReport report;
-  while (stream->Read(&response)) {
-    if (response.has_row()) PrintRow(response.row(), session);
-    if (response.has_report()) report = response.report();
+  {
+    TransferBar bar(config.progress(), options.stored, 0);
+    std::int64_t shown = 0;
+    while (stream->Read(&response)) {
+      if (response.has_row()) PrintRow(response.row(), session);
+      if (response.has_report()) report = response.report();
+      if (!response.has_progress()) continue;
+      bar.SetTotal(response.progress().total_bytes());
+      bar.Add(response.progress().bytes() - std::exchange(shown, response.progress().bytes()));
+    }
   }
   sender.join();
   const absl::Status status = session.FromRpc(stream->Finish());

@@ -29,6 +29,8 @@ class TransferBar {
   TransferBar(const TransferBar&) = delete;
   TransferBar& operator=(const TransferBar&) = delete;
 
+  // Known only now, as in Transferred.
+  void SetTotal(std::int64_t total) { so_far_.total = total; }
   void Add(std::int64_t bytes);
   // So many are there already; less than 0: they turned out to be wrong, and come again.
   void Skip(std::int64_t bytes);

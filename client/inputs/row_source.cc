@@ -125,10 +125,12 @@ absl::Status RowSource::Prepare(const std::string& format) {
         "line 1 is no JSON object, as JSON Lines has it; say --format csv or tsv of a table");
   }
   converter_ = MakeRowConverter(meant, columns_, name_);
+  if (path_ == "-") return absl::OkStatus();
   std::error_code error;
-  if (meant == RowFormat::kLines && columns_.empty() && unpacker_ == nullptr && path_ != "-") {
-    const auto size = std::filesystem::file_size(path_, error);
-    size_bytes_ = error ? 0 : static_cast<std::int64_t>(size);
+  const auto size = std::filesystem::file_size(path_, error);
+  source_bytes_ = error ? 0 : static_cast<std::int64_t>(size);
+  if (meant == RowFormat::kLines && columns_.empty() && unpacker_ == nullptr) {
+    size_bytes_ = source_bytes_;
   }
   return absl::OkStatus();
 }
@@ -139,6 +141,7 @@ absl::Status RowSource::Read(std::string& bytes) {
   if (in_->bad()) return Unreadable(name_);
   bytes.resize(static_cast<std::size_t>(in_->gcount()));
   ended_ = bytes.size() < kReadBytes;
+  read_bytes_ += static_cast<std::int64_t>(bytes.size());
   return absl::OkStatus();
 }
 

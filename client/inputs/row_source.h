@@ -29,6 +29,9 @@ class RowSource {
   absl::StatusOr<std::string> Next();
   // Of all that Next() gives, where that is the file as it is; else 0.
   std::int64_t size_bytes() const { return size_bytes_; }
+  // Of the file, as it is packed or before it is converted; 0: nobody knows. And so many are read.
+  std::int64_t source_bytes() const { return source_bytes_; }
+  std::int64_t read_bytes() const { return read_bytes_; }
 
  private:
   RowSource(std::string path, Columns columns);
@@ -48,6 +51,8 @@ class RowSource {
   bool finished_ = false;
   std::unique_ptr<RowConverter> converter_;
   std::int64_t size_bytes_ = 0;
+  std::int64_t source_bytes_ = 0;
+  std::int64_t read_bytes_ = 0;
 };
 
 }  // namespace lorad::client

@@ -115,6 +115,7 @@ void ValidationStream::TakeAnswers(const std::vector<Question::Answer>& answers)
     if (!status.ok()) return End(status);
     stored_path_ = *std::move(path);
     stored_sha256_ = std::get<v1::Dataset>(*answers.back()).sha256();
+    stored_bytes_ = std::get<v1::Dataset>(*answers.back()).size_bytes();
   }
   GoOn();
 }
@@ -159,8 +160,17 @@ void ValidationStream::ReadStored() {
     complete_ = true;
   } else if (absl::Status status = validation_->Add(*bytes); !status.ok()) {
     return End(status);
+  } else if (config_->progress()) {
+    TellProgress();
   }
   GoOn();
+}
+
+void ValidationStream::TellProgress() {
+  v1::ValidateDatasetResponse response;
+  response.mutable_progress()->set_bytes(static_cast<int64_t>(stored_offset_));
+  response.mutable_progress()->set_total_bytes(stored_bytes_);
+  validation_->messages().push_back(std::move(response));
 }
 
 void ValidationStream::End(const absl::Status& status) {

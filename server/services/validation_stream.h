@@ -42,6 +42,7 @@ class ValidationStream final
   // Sends the first message that waits; where none does, goes for the next piece.
   void GoOn();
   void ReadStored();
+  void TellProgress();
   void End(const absl::Status& status);
 
   const Attendance::Token here_;
@@ -59,6 +60,7 @@ class ValidationStream final
   std::unique_ptr<Validation> validation_;  // null before Open()
   std::string stored_path_;                 // empty: the client sends the file
   std::string stored_sha256_;
+  int64_t stored_bytes_ = 0;
   uint64_t stored_offset_ = 0;
   storage::Sha256 stored_hash_;
   bool writing_ = false;

@@ -1,20 +1,13 @@
 """What scripts may rely on: streams, exit statuses, keys, ids, times."""
 
-import codecs
-import fcntl
 import itertools
 import json
 import os
-import pty
 import random
 import re
-import select
 import signal
-import struct
 import subprocess
-import termios
 import time
-import unicodedata
 
 from formats import read_safetensors, token_rows, write_model
 from house import House, LORA, LORAD, PLAN, ROOT, WORKER, main, tell
@@ -275,172 +268,6 @@ def test_watch_outlives_the_daemon():
     house.clear()
 
 
-class Terminal:
-    """A program on a terminal of 24 lines, and what it has drawn there; with `talk`, on its stderr alone."""
-
-    def __init__(self, command, columns=80, talk=False, **environment):
-        self.ours, self.theirs = pty.openpty()
-        self.resize(columns)
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.theirs} if talk else {
-            "stdin": self.theirs, "stdout": self.theirs, "stderr": subprocess.PIPE}
-        self.program = subprocess.Popen(list(map(str, command)), env={**os.environ, **environment}, **streams)
-        os.close(self.theirs)
-        self.drawn = ""
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in the middle of a letter
-
-    def resize(self, columns):
-        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def to_the_end(self, seconds=60):
-        """Waits until the program has ended; all that it has drawn since what was drawn before was forgotten."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                piece = os.read(self.ours, 65536) if select.select([self.ours], [], [], 0.2)[0] else b""
-            except OSError:
-                break
-            self.drawn += self.decoder.decode(piece)
-        assert self.program.wait(10) == 0, self.drawn[-2000:]
-        return self.drawn
-
-    def until(self, *texts, seconds=60):
-        """Forgets what was drawn before, and waits until all of these have been drawn since."""
-        self.drawn, end = "", time.monotonic() + seconds
-        while not all(text in self.drawn for text in texts):
-            assert time.monotonic() < end, (texts, self.drawn[-2000:])
-            if not select.select([self.ours], [], [], 0.2)[0]:
-                continue
-            try:
-                self.drawn += self.decoder.decode(os.read(self.ours, 65536))
-            except OSError:  # the program has ended
-                break
-        assert all(text in self.drawn for text in texts), (texts, self.drawn[-2000:])
-
-
-def test_top_stays_up_to_date():
-    """On a terminal `lora top`, like `lora watch` without ids, outlives the daemon and ends well at Ctrl-C."""
-    with House(None, "--workers", "cpu:1") as house:
-        prepare(house)
-        name = house.submit(a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=0))
-        port = house.address.split(":")[1]
-        once = house.lora("top").out
-        assert "JOB" in once and name in once and "\x1b" not in once, once
-        assert [job["name"] for job in json.loads(house.lora("top", "--json").out)["jobs"]] == [name]
-        tops = [Terminal(list(map(str, [*house.lora_command(), command]))) for command in ("top", "watch")]
-        for top in tops:
-            top.until("\x1b[?1049h", name, "RUNNING", "1 job runs")
-        house.kill()
-        for top in tops:
-            top.until("lost 127.0.0.1:" + port)
-        house.start("--listen", f"127.0.0.1:{port}")
-        for top in tops:
-            top.until(name, "RUNNING", "1 job runs")
-            top.program.send_signal(signal.SIGINT)
-            top.until("\x1b[?25h\x1b[?1049l")
-            assert top.program.wait(10) == 0, top.program.stderr.read()
-        house.lora("cancel", name)
-    house.clear()
-
-
-def width_of(text):
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-
-
-def lines_of(drawn):
-    """The lines as they stand on the terminal, without what moves its cursor."""
-    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", drawn)]
-
-
-def test_what_has_room_on_a_terminal():
-    """`lora watch JOB`, `ls` and `show` at 60, 80 and 120 columns, and a finish: of wide letters and a terminal that shrinks."""
-    with House(None, "--workers", "cpu:1") as house:
-        prepare(house)
-        title = "\u6570\u5b66 and \u8bed\u6587 are long"  # with all figures at their widest the line has 118 columns
-        name = house.submit({**a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=5, checkpoint_keep_last=2,
-                                     checkpoint_keep_best=1), "display_name": title})
-        watch = Terminal([*house.lora_command(), "watch", name], columns=120)
-        watch.until(f"{name} ({title})", "tokens/s", "left")
-        for columns in (80, 60):
-            watch.resize(columns)
-            watch.until("\x1b[J")  # it draws all again, though nothing may have come
-            watch.drawn = watch.drawn[watch.drawn.rindex("\x1b[J"):]
-            for _ in range(3):
-                before = watch.drawn
-                watch.until("tokens/s")
-                for line in lines_of(before + watch.drawn)[:-1]:
-                    assert width_of(line) < columns, (columns, line)
-                    assert "tokens/s" in line or name[:4] not in line, (columns, line)
-        house.wait([name], until=lambda job: job["last_checkpoint_step"] >= 15)
-        table = Terminal([*house.lora_command(), "watch"], columns=120)
-        table.until("\x1b[H", name, "VALIDATION", "\x1b[J")
-        for columns in (80, 60):
-            table.resize(columns)
-            table.until("\x1b[J")  # the end of what it may have been drawing
-            table.until("\x1b[H", name, "\x1b[J")
-            frame = table.drawn[table.drawn.index("\x1b[H"):table.drawn.rindex("\x1b[J")]
-            assert "TOKENS/S" in frame, frame
-            assert all(width_of(line) <= columns for line in lines_of(frame)), (columns, frame)
-        table.program.send_signal(signal.SIGINT)
-        table.to_the_end()
-        for columns in (60, 80, 120):
-            for line in lines_of(Terminal([*house.lora_command(), "ls"], columns=columns).to_the_end()):
-                assert width_of(line) <= columns, (columns, line)
-        # Finished where it stands, and said so; the watch ends with it.
-        said = house.lora("finish", name)
-        assert re.search(rf"{name}: \w+, ends at step \d+ of 100000", said.err), said
-        (job,) = house.wait([name])
-        assert job["step"] == job["finish_step"] == job["last_checkpoint_step"] < 100_000, job
-        assert "SUCCEEDED" in watch.to_the_end()
-        house.lora("finish", name)  # once more is no error
-        kept = house.objects("checkpoint", "ls", name)
-        assert 2 <= len(kept) <= 3 and kept[-1]["step"] == job["step"] and sum(c["best"] for c in kept) == 1, kept
-        best = next(c for c in kept if c["best"])
-        losses = {e["step"]: e["validation_loss"] for e in house.objects("metrics", name, "--evaluation") if e["step"] > 0}
-        assert best["validation_loss"] == min(losses.values()) == losses[best["step"]], (best, losses)
-        fetched = house.folder / "best"
-        house.lora("checkpoint", "get", name, "--best", "--all", "-o", fetched)
-        assert json.loads((fetched / "state.json").read_text())["step"] == best["step"]
-        assert house.run("checkpoint", "get", name, "--best", "--step", 5, "-o", house.folder / "no").status == 2
-        for language, letters in (("C.UTF-8", "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"), ("C", "_.-~=+*#")):
-            shown = Terminal([*house.lora_command(), "show", name], columns=80, LC_ALL=language).to_the_end()
-            (line,) = [line for line in lines_of(shown) if line.startswith("losses")]
-            curve = line.removeprefix("losses").strip()
-            assert len(curve) > 8 and set(curve) <= set(letters), (language, line)
-        assert "losses" not in house.lora("show", name).out and "kept are the newest 2 and the best 1" in house.lora("show", name).out
-        # One that waits ends at its checkpoint; one that has none is refused.
-        waits = house.submit(a_job(max_steps=100_000, checkpoint_every_steps=0, eval_every_steps=0))
-        house.wait([waits], until=lambda job: job["step"] >= 2)
-        house.lora("pause", waits)
-        house.wait([waits], until=lambda job: job["state"] == "PAUSED")
-        house.lora("finish", waits)
-        assert house.object("show", waits)["state"] == "SUCCEEDED"
-        house.lora("worker", "drain", house.objects("worker", "ls")[0]["name"], "--reason", "a test")
-        idle = house.submit(a_job())
-        refused = house.run("finish", idle)
-        assert refused.status == 1 and "NOTHING_TRAINED" in refused.err and "cancel it" in refused.err, refused
-    house.clear()
-
-
-def test_an_upload_that_takes_long_has_a_bar():
-    with House(None, "--workers", "none") as house:
-        row = json.dumps({"text": "x" * 1000}).encode() + b"\n"
-        wide, narrow, told = uploads = [
-            Terminal([*house.lora_command(*json_flag), "dataset", "add", name, "-"], columns=columns, talk=True)
-            for name, columns, json_flag in (("wide", 80, []), ("narrow", 19, []), ("told", 80, ["--json"]))]
-        for _ in range(6):
-            for upload in uploads:
-                upload.program.stdin.write(row * 600)
-                upload.program.stdin.flush()
-            time.sleep(0.3)
-        for upload in uploads:
-            upload.program.stdin.close()
-        drawn = wide.to_the_end()
-        assert re.search(r"wide  \d+\.\d MiB  \d+\.\d [KM]iB/s  \ds", drawn) and drawn.endswith("\r\x1b[K"), drawn
-        assert all(width_of(line) < 80 for line in lines_of(drawn)), drawn
-        assert narrow.to_the_end() == told.to_the_end() == ""
-    house.clear()
-
-
 def test_files_of_jobs_in_three_formats():
     """lorad-run-jobs fetches the adapter of each under the file's name, and the same job has the same adapter."""
     with House(None, "--workers", "cpu:1") as house:
@@ -467,5 +294,5 @@ def test_files_of_jobs_in_three_formats():
 
 if __name__ == "__main__":
     main([test_hang_up, test_daemon, test_a_job_in_json, test_tokens_of_an_epoch_that_is_cut_short, test_a_recorded_history_is_replayed,
-          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_watch_outlives_the_daemon, test_top_stays_up_to_date,
-          test_what_has_room_on_a_terminal, test_an_upload_that_takes_long_has_a_bar])
+          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints,
+          test_watch_outlives_the_daemon])

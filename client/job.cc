@@ -189,6 +189,7 @@ absl::Status Show(Session& session, Options& options) {
     if (job.error().line() > 0) table.Add({"line", absl::StrCat(job.error().line())});
   }
   if (!job.stalled().empty()) table.Add({"stalled", job.stalled()});
+  if (!job.unsaved().empty()) table.Add({"not saved", job.unsaved()});
   for (const std::string& warning : job.warnings()) table.Add({"warning", warning});
   if (job.has_queue()) {
     const int place = job.queue().place();

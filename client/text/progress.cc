@@ -33,6 +33,7 @@ void AppendFigures(const Job& job, bool loss, bool validation, bool left, std::s
 
 // The way on for a job that does not go on by itself, or does nothing until something passes.
 void AppendPause(const Job& job, std::string& line) {
+  if (!job.unsaved().empty()) absl::StrAppend(&line, "  not saved: ", job.unsaved());
   if (!job.stalled().empty()) {
     absl::StrAppend(&line, "  stalled: ", job.stalled());
   } else if (job.state() == Job::PAUSING) {
@@ -98,6 +99,7 @@ std::string Compose(const Job& job, const Shape& shape) {
     absl::StrAppend(&line, "  ", Job::State_Name(job.state()));
   }
   if (shape.state && !job.stalled().empty()) absl::StrAppend(&line, "  stalled");
+  if (shape.state && !job.unsaved().empty()) absl::StrAppend(&line, "  not saved");
   if (shape.speed) AppendFigures(job, shape.loss, shape.validation, shape.left, line);
   if (shape.state && job.has_error()) absl::StrAppend(&line, "  ", job.error().reason());
   return line;

@@ -201,10 +201,10 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                             status.ToString()));
     // The shard's bytes do not change when it is sent again; the disk's answer may.
     const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
-    if (job && !hopeless && std::exchange(job->unwritten_step, commit.step) != commit.step) {
-      jobs_.AddEvent(*job, "CHECKPOINT_NOT_WRITTEN",
-                     absl::StrCat("the checkpoint of step ", commit.step, " cannot be written: ",
-                                  std::string(status.message()), "; it is tried again"));
+    if (job && !hopeless) {
+      jobs_.TellUnwritten(*job, commit.step,
+                          absl::StrCat("the checkpoint of step ", commit.step,
+                                       " cannot be written: ", std::string(status.message())));
     }
     for (const uint64_t request : commit.requests) {
       turn_.Fail(request, hopeless ? status

@@ -156,11 +156,10 @@ void Core::State::OnSaveDelayed(const StageState& stage, const worker::v1::SaveD
   JobState* job = jobs_.Find(delayed.job());
   if (!job || job->job().group() != WorkerOf(stage).group) return;
   if (!job->saved_tokens.contains(delayed.step()) || delayed.step() <= job->unwritten_step) return;
-  job->unwritten_step = delayed.step();
-  jobs_.AddEvent(*job, "CHECKPOINT_NOT_WRITTEN",
-                 absl::StrCat("worker '", stage.worker, "' cannot send the checkpoint of step ",
-                              delayed.step(), ": ", Quotable(delayed.message(), kMessageTextMax),
-                              "; it is tried again"));
+  jobs_.TellUnwritten(
+      *job, delayed.step(),
+      absl::StrCat("worker '", stage.worker, "' cannot send the checkpoint of step ",
+                   delayed.step(), ": ", Quotable(delayed.message(), kMessageTextMax)));
 }
 
 // ---- slots ----

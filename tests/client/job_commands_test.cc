@@ -53,6 +53,9 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   jobs.job.set_stalled("the disk has no room");
   CHECK(Has(Run("ls").out, "RUNNING, stalled"));
   CHECK(Has(Run("show job-a").out, "stalled                  the disk has no room\n"));
+  CHECK_FALSE(Has(Run("show job-a").out, "not saved"));
+  jobs.job.set_unsaved("the disk is full");
+  CHECK(Has(Run("show job-a").out, "not saved                the disk is full\n"));
 }
 
 TEST_CASE_METHOD(Fixture, "a job that has no speed yet has none, not 0") {

@@ -44,6 +44,14 @@ TEST_CASE("a job's progress as a line and as a bar") {
         "job-a  RUNNING  stalled: the disk of /data has 0 MiB free  step 50/100  loss 1.4018");
   CHECK(ProgressBar(stalled, 60) == "job-a  50% 50/100  stalled  loss 1.4018");
 
+  Job unsaved = job;
+  unsaved.set_unsaved("the checkpoint of step 40 cannot be written: the disk is full");
+  CHECK(ProgressLine(unsaved) ==
+        "job-a  RUNNING  not saved: the checkpoint of step 40 cannot be written: the disk is full  "
+        "step 50/100  loss 1.4018  212 tokens/s  1m 05s left");
+  CHECK(ProgressBar(unsaved, 80) ==
+        "job-a  50% 50/100  not saved  loss 1.4018  212 tokens/s  1m 05s left");
+
   stalled.set_state(Job::PAUSING);
   CHECK(ProgressLine(stalled).find("is being saved") == std::string::npos);
 

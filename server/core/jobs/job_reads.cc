@@ -82,6 +82,7 @@ std::string JobTable::WhyNoForecast(const JobState& state) const {
 
 void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
   if (!IsPlaced(job->state())) return;
+  if (state && state->unwritten_step > 0) job->set_unsaved(state->unwritten_why);
   if (!turn_.room().ok()) {
     job->set_stalled(std::string(turn_.room().message()));
   } else if (state && WaitsForItsSave(*state)) {

@@ -59,7 +59,8 @@ struct JobState {
   // And of parts of evaluations, their tokens as if trained.
   Pace<double> work{64};
   int commits = 0;              // checkpoints that are being written
-  int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once
+  int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once,
+  std::string unwritten_why;    // with these words
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them
   int place = 0;                // in the queue, from 1; 0: it has none yet

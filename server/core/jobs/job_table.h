@@ -101,6 +101,9 @@ class JobTable {
   // A checkpoint of so many bytes is committed, or is no more. REQUIRES: checkpoint_steps has it, or
   // has it no more.
   void StoreBytes(JobState& job, int64_t step, int64_t bytes);
+  // Its checkpoint of that step, which is tried again, could not be written: told in an event, and
+  // shown until one is written.
+  void TellUnwritten(JobState& job, int64_t step, const std::string& why);
   void FreeBytes(JobState& job, int64_t step);
   v1::Event AddEvent(JobState& job, const std::string& reason, const std::string& message,
                      v1::Job::State from = v1::Job::STATE_UNSPECIFIED,
@@ -157,7 +160,8 @@ class JobTable {
   std::string WhyQueued(const JobState& state) const;
   // Of a live job, where nothing is foreseen of it.
   std::string WhyNoForecast(const JobState& state) const;
-  // That it waits where it is, if it does. `state`: null where its record alone is kept.
+  // That it waits where it is, if it does, and why its newest checkpoint is not written, if it is
+  // not. `state`: null where its record alone is kept.
   void ShowStalled(const JobState* state, v1::Job* job) const;
   void On(uint64_t request, const v1::GetJobRequest& content) const;
   void On(uint64_t request, const v1::ListJobsRequest& content) const;

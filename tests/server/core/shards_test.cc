@@ -314,6 +314,39 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   world->CheckInvariants();
 }
 
+TEST_CASE("a job that trains on shows why its checkpoint is not written, until one is") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(World::NewJob());  // a checkpoint every 2 of 6 steps
+  const auto announced = [&] {
+    const auto& all = world->announced();
+    const auto news = std::find_if(all.rbegin(), all.rend(), [&](const v1::WatchJobsResponse& one) {
+      return one.job().name() == job;
+    });
+    return news->job().unsaved();
+  };
+  world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
+  world->RunUntil([&] { return HasEvent(*world, job, "CHECKPOINT_NOT_WRITTEN"); });
+  CHECK(world->StateOf(job) == Job::RUNNING);
+  CHECK(world->Job(job).stalled().empty());
+  const std::string why =
+      "the checkpoint of step 2 cannot be written: the disk is full; it is tried again";
+  CHECK(world->Job(job).unsaved() == why);
+  CHECK(announced() == why);
+  const auto page = world->Get<v1::ListJobsResponse>([] {
+    v1::ListJobsRequest request;
+    request.set_view(v1::ListJobsRequest::SUMMARY);
+    return request;
+  }());
+  CHECK(page.jobs(0).unsaved() == why);
+  world->FailSaves(absl::OkStatus());
+  world->RunUntil([&] { return world->Job(job).last_checkpoint_step() > 0; });
+  CHECK(world->Job(job).unsaved().empty());
+  CHECK(announced().empty());
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).unsaved().empty());
+}
+
 TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is to end waits") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -29,6 +29,8 @@ def describe(job: jobs_pb2.Job) -> str:
     parts += numbers(job)
     if job.stalled:
         parts.append(f"stalled: {job.stalled}")
+    if job.unsaved:
+        parts.append(f"not saved: {job.unsaved}")
     if job.queue.why:
         parts.append(f"place {job.queue.place}: {job.queue.why}" if job.queue.place else job.queue.why)
     return "  ".join(parts)

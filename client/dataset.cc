@@ -128,8 +128,8 @@ absl::Status ReadRules(const Options& options, lorad::v1::ValidateDatasetRequest
     return Error("USAGE", absl::StrCat("--overflow must be TRUNCATE, ERROR or SKIP, got ",
                                        options.overflow));
   }
-  if (!options.train_on.empty() &&
-      !lorad::v1::TrainingConfig::TrainOn_Parse(options.train_on, &train_on)) {
+  if (!options.train_on.empty() && !lorad::v1::TrainingConfig::TrainOn_Parse(
+                                       absl::AsciiStrToUpper(options.train_on), &train_on)) {
     return Error("USAGE",
                  absl::StrCat("--train-on must be ASSISTANT or ALL, got ", options.train_on));
   }

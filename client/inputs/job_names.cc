@@ -202,8 +202,14 @@ class Taker {
     }
   }
 
+  // Transformers' way to say that epochs decide.
+  void Steps() {
+    if (json* steps = Find("max_steps"); steps != nullptr && *steps == -1) *steps = 0;
+  }
+
   void Values() {
     if (section_ == "adapter") Targets();
+    if (section_ == "training") Steps();
     json* schedule = Find("schedule");
     if (section_ != "training" || schedule == nullptr || !schedule->is_string()) return;
     const std::string given = schedule->get<std::string>();

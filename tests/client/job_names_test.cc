@@ -60,6 +60,8 @@ TEST_CASE("names of PEFT, TRL and transformers mean our fields") {
       {"adapter", R"("use_rslora": true)", R"("useRslora": true)"},
       {"adapter", R"("target_modules": "all-linear")", R"("target_modules": ["all-linear"])"},
       {"training", R"("num_train_epochs": 3.0)", R"("epochs": 3)"},
+      {"training", R"("max_steps": -1, "num_train_epochs": 3)", R"("epochs": 3)"},
+      {"training", R"("max_steps": -1.0)", R"("max_steps": 0)"},
       {"training", R"("per_device_train_batch_size": 4)", R"("batch_size": 4)"},
       {"training", R"("per_device_train_batch_size": 2, "gradient_accumulation_steps": 4)",
        R"("batch_size": 8)"},

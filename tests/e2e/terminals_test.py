@@ -218,7 +218,7 @@ def test_a_stored_dataset_that_is_validated_has_a_bar():
         path.write_bytes(json.dumps({"text": 1000 * "r"}).encode() + b"\n")
         path.write_bytes(path.read_bytes() * 60_000)
         house.lora("dataset", "add", "rows", path)
-        validation = Terminal([*house.lora_command(), "dataset", "validate", "--dataset", "rows", "--model", "small", "--train-on", "ALL"], talk=True)
+        validation = Terminal([*house.lora_command(), "dataset", "validate", "--dataset", "rows", "--model", "small", "--train-on", "all"], talk=True)
         drawn = validation.to_the_end()
         assert re.search(r"rows +\d+%  [\d.]+ MiB of 58\.\d MiB  [\d.]+ MiB/s  \d+s left", drawn), drawn
         assert drawn.endswith("\r\x1b[K"), drawn

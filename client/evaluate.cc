@@ -20,6 +20,7 @@
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/table.h"
+#include "client/text/width.h"
 #include "lorad/v1/datasets.grpc.pb.h"
 
 namespace lorad::client {
@@ -29,7 +30,7 @@ using Json = nlohmann::ordered_json;
 using lorad::v1::GenerateResponse;
 
 constexpr int kRowsAtOnce = 64;
-constexpr std::size_t kCellBytes = 60;
+constexpr int kCellColumns = 60;  // at most; on a terminal about half of it
 constexpr std::size_t kRowsNamedMax = 20;
 
 struct Options : AskOptions {
@@ -42,14 +43,14 @@ void PrintLine(const Json& json) {
   std::cout << json.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n" << std::flush;
 }
 
-// A cell of a table: one line, of whole characters.
+// A cell of the table: one line, so that what is expected leaves room for what came.
 std::string Cell(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, ' ');
-  if (text.size() <= kCellBytes) return text;
-  std::size_t end = kCellBytes;
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-  return text.substr(0, end) + "..";
+  const int terminal = TerminalColumns();
+  const auto room = static_cast<std::size_t>(
+      terminal > 0 ? std::clamp(terminal / 2 - 8, 4, kCellColumns) : kCellColumns);
+  return WidthOf(text) <= room ? text : CutToWidth(text, room) + "..";
 }
 
 std::string RowsText(std::size_t rows) { return absl::StrCat(rows, rows == 1 ? " row" : " rows"); }
@@ -203,6 +204,9 @@ absl::Status EvaluateRows(Session& session, const Options& options, const ExactM
   return absl::OkStatus();
 }
 
+// Of what does not fit a terminal the numbers of rows stay longest.
+void PrintWrong(const Table& wrong) { wrong.PrintFit(std::cout, TerminalColumns(), {0, 1}); }
+
 void Print(const Session& session, const Score& score, const Table& wrong) {
   if (session.json) {
     PrintLine({{"rows", score.rows},
@@ -213,7 +217,7 @@ void Print(const Session& session, const Score& score, const Table& wrong) {
                {"exact_match", score.exact_match()}});
     return;
   }
-  if (score.right < score.rows || !score.not_asked.empty()) wrong.Print(std::cout);
+  if (score.right < score.rows || !score.not_asked.empty()) PrintWrong(wrong);
   std::cout << "exact match: " << ScoreText(score) << "\n";
   if (!score.without.empty()) {
     std::cerr << "warning: the expression finds nothing in the own answer of "
@@ -246,7 +250,7 @@ absl::Status Evaluate(Session& session, Options& options) {
       !status.ok()) {
     // What came is said all the same; in JSON every row was, as it came.
     if (!session.json && score.rows > 0) {
-      wrong.Print(std::cout);
+      PrintWrong(wrong);
       std::cout << "exact match so far: " << ScoreText(score) << "\n";
     }
     return status;

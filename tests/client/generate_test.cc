@@ -11,6 +11,7 @@
 #include "lorad/v1/jobs.grpc.pb.h"
 #include "lorad/v1/models.grpc.pb.h"
 #include "tests/client/run_command.h"
+#include "tests/client/terminal.h"
 
 namespace lorad::client {
 namespace {
@@ -66,7 +67,8 @@ struct FakeDatasets final : v1::Datasets::Service {
 struct FakeAdapters final : v1::Adapters::Service {
   std::set<int64_t> bad, wrong;
   std::vector<v1::GenerateRequest> asked;
-  std::string says;  // of one that is no row, before `ends`
+  std::string says;    // of one that is no row, before `ends`
+  std::string longer;  // behind each row's answers
   grpc::Status ends;
   v1::GenerateResponse::FinishReason finish = v1::GenerateResponse::EOS;
   size_t whole_calls = 0;  // that end well before one ends so
@@ -88,7 +90,8 @@ struct FakeAdapters final : v1::Adapters::Service {
                                                    : "#" + std::to_string(row));
       message.add_token_ids(1);
       message.add_log_probabilities(-1);
-      message.set_reference("#" + std::to_string(row));
+      message.set_reference("#" + std::to_string(row) + longer);
+      if (request->asks(i).has_row()) message.set_text(message.text() + longer);
       if (whole) message.set_finish_reason(finish);
       message.set_prompt_tokens(5);
       writer->Write(message);
@@ -131,6 +134,21 @@ TEST_CASE_METHOD(AskFixture, "rows that cannot be asked are left out, and said")
   CHECK(rows[5].at("rows") == 3);
   CHECK(rows[5].at("right") == 2);
   CHECK(rows[5].at("not_asked") == 2);
+}
+
+TEST_CASE_METHOD(AskFixture, "the table of wrong answers fits the terminal, with both answers") {
+  adapters.wrong = {0, 3};
+  adapters.longer = " and \xe6\x95\xb0\xe5\xad\xa6, and many more words than a line has room for";
+  for (const unsigned short columns : {60, 80, 120}) {
+    INFO(columns);
+    const Terminal terminal(columns);
+    const Ran ran = served.Run("evaluate m --dataset d --exact-match '(#.*|[?].*)'");
+    CHECK(WiderThan(columns, ran.out).empty());
+    CHECK_THAT(ran.out, Catch::StartsWith("ROW  EXPECTED"));
+    CHECK_THAT(ran.out, Catch::Contains("  GOT\n"));
+    CHECK_THAT(ran.out, Catch::Contains("#3 and \xe6\x95\xb0"));
+    CHECK_THAT(ran.out, Catch::Contains("? and \xe6\x95\xb0"));
+  }
 }
 
 TEST_CASE_METHOD(AskFixture, "an evaluation fails where no row can be asked, or the call fails") {

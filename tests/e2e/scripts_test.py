@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -252,6 +253,26 @@ def test_checkpoints():
     house.clear()
 
 
+def test_a_shown_job_is_submitted_again():
+    """The real pipe of two programs: what `show --json` says is a job that trains to the same bits."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        job = {**a_job(), "display_name": "\u6570 and \U0001f680"}
+        job["adapter"].update(seed=3, use_rslora=True, dropout=0.125)
+        name = house.submit(job)
+        house.wait([name])
+        lora = " ".join(map(shlex.quote, map(str, house.lora_command())))
+        piped = subprocess.run(["bash", "-o", "pipefail", "-c", f"{lora} show --json {name} | {lora} submit -f -"],
+                               capture_output=True, text=True, timeout=60)
+        assert piped.returncode == 0 and ID.fullmatch(piped.stdout.strip()), piped
+        (again,) = house.wait([piped.stdout.strip()])
+        first = house.object("show", name)
+        assert again["name"] != name and all(again[key] == first[key] for key in ("display_name", "adapter", "training", "labels", "loss")), again
+        weights = [(house.adapter(job) / "adapter_model.safetensors").read_bytes() for job in (name, again["name"])]
+        assert weights[0] == weights[1], "the same job has another adapter"
+    house.clear()
+
+
 def test_watch_outlives_the_daemon():
     """A watch takes up again where it was when the daemon comes back."""
     with House(None, "--workers", "cpu:1") as house:
@@ -294,5 +315,5 @@ def test_files_of_jobs_in_three_formats():
 
 if __name__ == "__main__":
     main([test_hang_up, test_daemon, test_a_job_in_json, test_tokens_of_an_epoch_that_is_cut_short, test_a_recorded_history_is_replayed,
-          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints,
+          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_a_shown_job_is_submitted_again,
           test_watch_outlives_the_daemon])

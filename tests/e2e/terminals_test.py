@@ -167,6 +167,28 @@ def test_what_has_room_on_a_terminal():
     house.clear()
 
 
+def test_odd_terminals():
+    """`watch` and `ls` of an emoji's job at 20 columns and by a locale that is not UTF-8: each line fits and is whole."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        rocket = "\U0001f680\U0001f680 to the \U0001f319"
+        name = house.submit({**a_job(max_steps=100_000, checkpoint_every_steps=0, eval_every_steps=0), "display_name": rocket})
+        for language in ("C.UTF-8", "C"):
+            for columns in (20, 40, 120):
+                watch = Terminal([*house.lora_command(), "watch", name], columns=columns, LC_ALL=language)
+                watch.until("/100000", "\x1b[1A", "/100000")
+                listed = Terminal([*house.lora_command(), "ls"], columns=columns, LC_ALL=language).to_the_end()
+                for line in lines_of(watch.drawn)[:-1] + lines_of(listed):
+                    assert width_of(line) <= columns and "\ufffd" not in line, (language, columns, line)
+                assert name in listed and (rocket in listed) == (columns == 120), (language, columns, listed)
+                assert (rocket in watch.drawn) == (columns == 120), (language, columns, watch.drawn)
+                watch.program.kill()
+                watch.program.wait()
+                os.close(watch.ours)
+        house.lora("cancel", name)
+    house.clear()
+
+
 def test_an_upload_that_takes_long_has_a_bar():
     with House(None, "--workers", "none") as house:
         row = json.dumps({"text": "x" * 1000}).encode() + b"\n"
@@ -227,5 +249,5 @@ def test_a_stored_dataset_that_is_validated_has_a_bar():
 
 
 if __name__ == "__main__":
-    main([test_top_stays_up_to_date, test_what_has_room_on_a_terminal, test_an_upload_that_takes_long_has_a_bar,
+    main([test_top_stays_up_to_date, test_what_has_room_on_a_terminal, test_odd_terminals, test_an_upload_that_takes_long_has_a_bar,
           test_a_file_that_is_packed_or_converted_has_the_time_left, test_a_stored_dataset_that_is_validated_has_a_bar])

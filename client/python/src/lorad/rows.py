@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 20
 MEMORY_BYTES = 16 << 20  # of spooled rows; more goes to a temporary file
 FRAME_ROWS = 1000  # of a DataFrame, converted at once
 GZIP = b"\x1f\x8b"
-PARQUET = b"PAR1"
+PARQUET = (b"PAR1", b"PARE")  # the latter where all of it is encrypted
 MAGIC = {b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
          b"\xfd7zXZ": "xz: unpack it with `xz -d`", b"BZh": "bzip2: unpack it with `bzip2 -d`", b"PK\x03\x04": "zip: unpack it"}
 # zstd's frames, and those that are to be skipped (RFC 8878, 3.1), as pzstd writes one in front.

@@ -298,7 +298,7 @@ namespace {
 
 void AddFileOptions(CLI::App& command, Options& options) {
   command.add_option("--format", options.format,
-                     "jsonl, json, csv or tsv (default: by name and first bytes)");
+                     "jsonl, json, csv, tsv or parquet (default: by name and first bytes)");
   command.add_option("--columns", options.columns,
                      "Renames: prompt=question,completion=answer takes prompt from question");
 }
@@ -312,8 +312,9 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
 
   CLI::App& add = *group.add_subcommand("add", "Store a file of rows");
   add.add_option("name", options->name, "The dataset's id")->required();
-  add.add_option("file", options->file,
-                 "JSON Lines, a JSON array, CSV or TSV, also packed by gzip or zstd; -: stdin")
+  add.add_option(
+         "file", options->file,
+         "JSON Lines, a JSON array, CSV, TSV or Parquet, also packed by gzip or zstd; -: stdin")
       ->required();
   AddFileOptions(add, *options);
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");

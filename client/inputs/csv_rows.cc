@@ -2,26 +2,17 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/inputs/quoted.h"
 
 namespace lorad::client {
 namespace {
 
 constexpr std::size_t kRowBytesMax = 16 << 20;
 constexpr char kByteOrderMark[] = "\xef\xbb\xbf";
-
-// A string as JSON in ASCII, or "" where it is no UTF-8.
-std::string Quoted(const std::string& text) {
-  try {
-    return nlohmann::json(text).dump(-1, ' ', true);
-  } catch (const nlohmann::json::exception&) {
-    return "";
-  }
-}
 
 std::string SeparatorText(char separator) {
   return separator == '\t' ? "tabs" : separator == ',' ? "commas" : std::string(1, separator);

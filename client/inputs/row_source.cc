@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <utility>
@@ -15,6 +16,7 @@ namespace lorad::client {
 namespace {
 
 constexpr std::size_t kReadBytes = 256 << 10;
+constexpr char kParquet[] = "parquet";  // not made of bytes as they come, so no RowFormat
 
 std::optional<RowFormat> FormatOf(absl::string_view name) {
   if (name == "jsonl") return RowFormat::kLines;
@@ -29,11 +31,7 @@ struct Refused {
   absl::string_view magic;
   absl::string_view what;
 };
-constexpr std::array<Refused, 5> kRefused = {{
-    {"PAR1",
-     "is Parquet, which is not read; python3 -c 'import pandas, sys; "
-     "pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
-     "IN.parquet OUT.jsonl makes JSON Lines of it"},
+constexpr std::array<Refused, 4> kRefused = {{
     {"ARROW1",
      "is Arrow, which is not read; python3 -c 'import pandas, sys; "
      "pandas.read_feather(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
@@ -54,11 +52,21 @@ bool Begins(absl::string_view bytes, absl::string_view magic) {
   return magic != "BZh" || bytes.substr(std::min<std::size_t>(bytes.size(), 4), 6) == "1AY&SY";
 }
 
-// A list is told from lines by its bracket.
-RowFormat GuessFormat(absl::string_view path, absl::string_view bytes) {
+absl::string_view WithoutPacking(absl::string_view path) {
   for (const absl::string_view packed : {".gz", ".zst"}) {
     if (absl::EndsWith(path, packed)) path.remove_suffix(packed.size());
   }
+  return path;
+}
+
+// At the front of Parquet; the latter where all of it is encrypted.
+bool BeginsParquet(absl::string_view bytes) {
+  return absl::StartsWith(bytes, "PAR1") || absl::StartsWith(bytes, "PARE");
+}
+
+// A list is told from lines by its bracket.
+RowFormat GuessFormat(absl::string_view path, absl::string_view bytes) {
+  path = WithoutPacking(path);
   if (absl::EndsWith(path, ".csv")) return RowFormat::kCsv;
   if (absl::EndsWith(path, ".tsv")) return RowFormat::kTsv;
   if (absl::StartsWith(bytes, "\xef\xbb\xbf")) bytes.remove_prefix(3);
@@ -85,11 +93,18 @@ absl::Status RowSource::Wrong(const std::string& what) const {
   return Error("BAD_ROWS_FILE", absl::StrCat(name_, ": ", what));
 }
 
+std::string ProgramFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
+}
+
 absl::StatusOr<std::unique_ptr<RowSource>> RowSource::Open(const std::string& path,
                                                            const std::string& format,
-                                                           const std::string& columns) {
-  if (!format.empty() && !FormatOf(format)) {
-    return Error("USAGE", absl::StrCat("--format must be jsonl, json, csv or tsv, got ", format));
+                                                           const std::string& columns,
+                                                           const std::string& programs) {
+  if (!format.empty() && format != kParquet && !FormatOf(format)) {
+    return Error("USAGE",
+                 absl::StrCat("--format must be jsonl, json, csv, tsv or parquet, got ", format));
   }
   absl::StatusOr<Columns> names = ReadColumns(columns);
   if (!names.ok()) return names.status();
@@ -102,12 +117,12 @@ absl::StatusOr<std::unique_ptr<RowSource>> RowSource::Open(const std::string& pa
     source->file_ = *std::move(file);
     source->in_ = &source->file_;
   }
-  const absl::Status prepared = source->Prepare(format);
+  const absl::Status prepared = source->Prepare(format, programs);
   if (!prepared.ok()) return prepared;
   return source;
 }
 
-absl::Status RowSource::Prepare(const std::string& format) {
+absl::Status RowSource::Prepare(const std::string& format, const std::string& programs) {
   if (const auto status = Read(first_); !status.ok()) return status;
   unpacker_ = MakeUnpacker(first_);
   if (unpacker_ != nullptr) {
@@ -115,6 +130,10 @@ absl::Status RowSource::Prepare(const std::string& format) {
     absl::StatusOr<std::string> plain = NextPlain();
     if (!plain.ok()) return plain.status();
     first_ = *std::move(plain);
+  }
+  const bool named = absl::EndsWith(WithoutPacking(path_), ".parquet");
+  if (format == kParquet || (format.empty() && (named || BeginsParquet(first_)))) {
+    return StartParquet(programs);
   }
   for (const Refused& refused : kRefused) {
     if (Begins(first_, refused.magic)) return Wrong(std::string(refused.what));
@@ -132,6 +151,27 @@ absl::Status RowSource::Prepare(const std::string& format) {
   if (meant == RowFormat::kLines && columns_.empty() && unpacker_ == nullptr) {
     size_bytes_ = source_bytes_;
   }
+  return absl::OkStatus();
+}
+
+absl::Status RowSource::StartParquet(const std::string& programs) {
+  if (!BeginsParquet(first_)) {
+    return Wrong(first_.empty() ? "is empty, and no Parquet file"
+                                : "is no Parquet file, which begins with PAR1");
+  }
+  std::error_code error;
+  File file;
+  if (path_ != "-" && unpacker_ == nullptr && std::filesystem::is_regular_file(path_, error)) {
+    file.reset(std::fopen(path_.c_str(), "rbe"));
+    if (file == nullptr) return Unreadable(name_);
+  } else {
+    absl::StatusOr<File> spooled = Spooled([this] { return NextPlain(); }, name_);
+    if (!spooled.ok()) return spooled.status();
+    file = *std::move(spooled);
+  }
+  auto rows = ParquetRows::Start(std::move(file), columns_, name_, programs);
+  if (!rows.ok()) return rows.status();
+  parquet_ = *std::move(rows);
   return absl::OkStatus();
 }
 
@@ -166,6 +206,7 @@ absl::StatusOr<std::string> RowSource::NextPlain() {
 }
 
 absl::StatusOr<std::string> RowSource::Next() {
+  if (parquet_ != nullptr) return parquet_->Next();
   std::string out;
   while (out.empty() && !finished_) {
     const absl::StatusOr<std::string> bytes = NextPlain();

@@ -49,9 +49,10 @@ def test_the_image_has_the_libraries():
     listed = re.search(r"--no-install-recommends (.*?) &&", install)[1].split()
     there = needed(listed)
     asked = {}
-    for program in (BINARIES / "server/lorad", BINARIES / "worker/lorad-worker", BINARIES / "worker/mpi/lorad-mpi", BINARIES / "client/lora"):
+    for program in (BINARIES / "server/lorad", BINARIES / "worker/lorad-worker", BINARIES / "worker/mpi/lorad-mpi", BINARIES / "client/lora",
+                    BINARIES / "client/parquet/lorad-parquet"):
         asked |= {name: str(pathlib.Path(path).resolve()) for name, path in libraries(program).items()
-                  if name != "libhighs.so" and not re.search(r"/cuda|cublas|cudnn", path)}
+                  if not re.search(r"^lib(highs|arrow|parquet)\.", name) and not re.search(r"/cuda|cublas|cudnn", path)}
     # dpkg knows some by /lib and some by /usr/lib, which are one folder.
     known = run("dpkg", "-S", *asked.values(), *(path.removeprefix("/usr") for path in asked.values())).stdout
     owners = {path.removeprefix("/usr"): owner.split(":")[0] for owner, path in (line.split(": ", 1) for line in known.splitlines())}

@@ -1,7 +1,7 @@
 """Makes what is installed: a tree of bin, lib and share as one tar file, and a Debian package of the same tree. No root is needed.
 
-usage: make.py --programs FILE... --solver FILE --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE... --plans FILE...
-               --licences FILE FILE --changelog FILE --maintainer-scripts FILE... --tar OUT --deb OUT
+usage: make.py --programs FILE... --libraries FILE... --scripts FILE... --units FILE... --drop-ins FILE... --examples FILE... --plans FILE...
+               --licences FILE FILE --arrow-licences FILE FILE --changelog FILE --maintainer-scripts FILE... --tar OUT --deb OUT
 
 Programs are stripped, and forget the build tree: a library that Debian lacks lies in lib/lorad beside bin, where their RUNPATH finds
 it from wherever they are copied. Man pages and completions come from the programs' own --help, asked for in the finished tree. Units
@@ -24,8 +24,18 @@ import elf
 import help
 import man
 
+ARROW = "libarrow.so.2600"
+ARROW_INSIDE = ("bzip2", "curl", "libxml2", "zlib")  # as lintian finds
+ARROW_LICENCES = "arrow.txt.gz"
 EPOCH = 1767225600  # 2026-01-01, of all files
 COMMANDS = {"lora": True, "lorad": False, "lorad-worker": False, "lorad-plan": False}  # with pages and completions; whether options of the program fall through
+# Programs that others start, with a page of this text.
+HELPERS = {
+    "lorad-mpi": "Carries what stages say to each other over MPI.\n\nlorad-worker starts it (--transport mpi); it is not started by hand.",
+    "lorad-parquet": "Makes JSON Lines of a Parquet file.\n\nlora starts it (lora dataset add). By hand:\n\n"
+                     "  lorad-parquet [COLUMN NAME ...] < FILE.parquet > rows.jsonl\n\n"
+                     "where a column of the file is to have another name in the rows.",
+}
 COMPLETIONS = {"bash": "share/bash-completion/completions/{}", "zsh": "share/zsh/{}/_{}", "fish": "share/fish/vendor_completions.d/{}.fish"}
 MAINTAINER = "The lorad authors <lorad@lorad.invalid>"
 DESCRIPTION = """fine-tunes many LoRA adapters at once on shared models
@@ -69,8 +79,9 @@ def stage(tree, options):
         write(copy, program.read_bytes(), 0o755)
         subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", copy], check=True)
         elf.forget_build_tree(copy)
-    write(tree / "lib/lorad" / options.solver.name, options.solver.read_bytes())
-    subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", tree / "lib/lorad" / options.solver.name], check=True)
+    for library in options.libraries:
+        write(tree / "lib/lorad" / library.name, library.read_bytes())
+        subprocess.run(["strip", "--strip-unneeded", "--remove-section=.comment", tree / "lib/lorad" / library.name], check=True)
     for script in options.scripts:
         write(tree / "bin" / script.name, script.read_bytes(), 0o755)
     for unit in options.units:
@@ -82,6 +93,7 @@ def stage(tree, options):
         write(documents / "examples/plans" / plan.name, plan.read_bytes())
     licence, library_licence = (path.read_text() for path in options.licences)
     write(documents / "copyright", copyright_of(licence, library_licence))
+    write(documents / ARROW_LICENCES, packed("\n".join(path.read_text() for path in options.arrow_licences)))
 
     said = {subprocess.run([tree / "bin" / name, "--version"], capture_output=True, text=True, check=True, env={}).stdout.strip()
             for name in COMMANDS}
@@ -89,15 +101,14 @@ def stage(tree, options):
         raise ValueError(f"the programs are of several versions: {said}")
     version = said.pop()
     trees = {name: help.read(tree / "bin" / name, [name]) for name in COMMANDS}
-    names = [*COMMANDS, "lorad-mpi", *(script.name for script in options.scripts)]
+    names = [*COMMANDS, *HELPERS, *(script.name for script in options.scripts)]
     for name, root in trees.items():
         for file, text in man.pages(root, version, [other for other in COMMANDS if other != name]).items():
             write(tree / "share/man/man1" / f"{file}.gz", packed(text))
         for shell in COMPLETIONS:
             text = getattr(completion, shell)(root, inherit=COMMANDS[name])
             write(tree / COMPLETIONS[shell].format(*(["site-functions", name] if shell == "zsh" else [name])), text)
-    heads = {script.name: head_of(script) for script in options.scripts}
-    heads["lorad-mpi"] = "Carries what stages say to each other over MPI.\n\nlorad-worker starts it (--transport mpi); it is not started by hand."
+    heads = HELPERS | {script.name: head_of(script) for script in options.scripts}
     for name, head in heads.items():
         page = man.script_page(name, head, version, [other for other in names if other != name])
         write(tree / "share/man/man1" / f"{name}.1.gz", packed(page))
@@ -124,6 +135,12 @@ Files: lib/lorad/libhighs.so
 Copyright: {holder}
 License: Expat
 {indented}
+
+Files: lib/lorad/libarrow.so.* lib/lorad/libparquet.so.*
+Copyright: 2016-2026 The Apache Software Foundation
+License: Apache-2.0
+Comment: Arrow's notice, and the licences of what it has of others, are in
+ /usr/share/doc/lorad/{ARROW_LICENCES}.
 """
 
 
@@ -145,7 +162,7 @@ def dependencies(tree, programs, fields):
     with tempfile.TemporaryDirectory() as folder:
         write(pathlib.Path(folder) / "debian/control", "Source: lorad\n\nPackage: lorad\nArchitecture: any\n")
         asked = [word for field, names in zip(fields, programs) for word in (f"-d{field}", *(f"-e{tree / name}" for name in names))]
-        # libhighs.so is ours and in no package; CUDA's libraries, where a build has them, may be in none either.
+        # What lies in lib/lorad is ours and in no package; CUDA's libraries, where a build has them, may be in none either.
         done = subprocess.run(["dpkg-shlibdeps", "-O", "-xlorad", "--ignore-missing-info", f"-l{tree}/lib/lorad", *asked],
                               cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
@@ -154,8 +171,9 @@ def dependencies(tree, programs, fields):
 
 
 def overrides(programs):
-    """What lintian is to let pass: CUDA's libraries lie in no package of Debian's, so programs name their folder."""
-    lines = []
+    """What lintian is to let pass: CUDA's libraries lie in no package of Debian's, so programs name their folder; and Arrow, which is in none
+    either, has libraries inside that are (docs/adr/0037-parquet-is-read-by-a-helper.md)."""
+    lines = [f"lorad: embedded-library {name} [usr/lib/lorad/{ARROW}]\n" for name in ARROW_INSIDE]
     for program in sorted(programs):
         data = program.read_bytes()
         found = elf.runpath(data) if data.startswith(b"\x7fELF") else None
@@ -179,9 +197,9 @@ def write_deb(tree, version, options):
         (root / "lib").mkdir()
         (root / "usr/lib/systemd").rename(root / "lib/systemd")
         write(root / "usr/share/doc/lorad/changelog.gz", packed(changelog))
-        if said := overrides((root / "usr/bin").iterdir()):
-            write(root / "usr/share/lintian/overrides/lorad", said)
-        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "bin/lorad-plan", "lib/lorad/" + options.solver.name], ["bin/lorad-mpi"]],
+        write(root / "usr/share/lintian/overrides/lorad", overrides((root / "usr/bin").iterdir()))
+        wanted = dependencies(root / "usr", [["bin/lora", "bin/lorad", "bin/lorad-worker", "bin/lorad-plan", "bin/lorad-parquet",
+                                                *("lib/lorad/" + library.name for library in options.libraries)], ["bin/lorad-mpi"]],
                               ["Depends", "Recommends"])
         files = [path for path in sorted(root.rglob("*")) if path.is_file()]
         architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
@@ -201,9 +219,9 @@ def write_deb(tree, version, options):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("programs", "scripts", "units", "drop-ins", "examples", "plans", "licences", "maintainer-scripts"):
+    for name in ("programs", "scripts", "units", "drop-ins", "examples", "plans", "libraries", "licences", "arrow-licences", "maintainer-scripts"):
         parser.add_argument("--" + name, type=pathlib.Path, nargs="+", required=True)
-    for name in ("solver", "changelog", "tar", "deb"):
+    for name in ("changelog", "tar", "deb"):
         parser.add_argument("--" + name, type=pathlib.Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -92,17 +92,19 @@ def test_what_is_installed_runs_from_elsewhere():
         for program, built in PROGRAMS.items():
             said = run(copy / "bin" / program, "--version", env={})
             assert said.returncode == 0 and said.stdout == run(built, "--version").stdout, f"{program}: {said}"
-        found = dict(re.findall(r"(\S+) => (\S+)", run("ldd", copy / "bin/lorad", env=PLAIN).stdout))
-        assert pathlib.Path(found["libhighs.so"]).resolve() == (copy / "lib/lorad/libhighs.so").resolve(), found
+        for program, library in (("lorad", "libhighs.so"), ("lorad-parquet", "libparquet.so.2600"), ("lorad-parquet", "libarrow.so.2600")):
+            found = dict(re.findall(r"(\S+) => (\S+)", run("ldd", copy / "bin" / program, env=PLAIN).stdout))
+            assert pathlib.Path(found[library]).resolve() == (copy / "lib/lorad" / library).resolve(), found
         planned = run(copy / "bin/lorad-plan", "pack", copy / "examples/plans/pack.json", env={})
         assert planned.returncode == 0 and planned.stdout, planned
-        for script in (*SCRIPTS, "lorad-mpi"):
+        for script in (*SCRIPTS, "lorad-mpi", "lorad-parquet"):
             assert os.access(copy / "bin" / script, os.X_OK), script
         with Installed(copy, pathlib.Path(folder) / "house") as house:
             house.wait_for_worker()
             workers = [os.readlink(f"/proc/{pid}/exe") for pid in house.worker_pids()]
             assert workers == [str((copy / "bin/lorad-worker").resolve())], workers
             train(house)
+            house.lora("dataset", "add", "of-parquet", ROOT / "tests/client/parquet/plain_zstd.parquet")
 
 
 def test_nothing_is_of_the_build_tree():
@@ -190,7 +192,7 @@ def test_man_pages_tell_every_option():
     with tempfile.TemporaryDirectory() as folder:
         manual = install(f"{folder}/opt") / "share/man/man1"
         pages = {path.name.removesuffix(".1.gz"): gzip.decompress(path.read_bytes()).decode() for path in manual.iterdir()}
-        assert not {*SCRIPTS, "lorad-mpi"} - pages.keys(), sorted(pages)
+        assert not {*SCRIPTS, "lorad-mpi", "lorad-parquet"} - pages.keys(), sorted(pages)
         count = 0
         for name, program in PROGRAMS.items():
             for path in commands_of(program):

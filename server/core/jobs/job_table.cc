@@ -309,14 +309,14 @@ void JobTable::StoreBytes(JobState& job, int64_t step, int64_t bytes) {
   Recount(job, [&] { job.record.set_stored_bytes(stored); });
 }
 
-void JobTable::FreeBytes(JobState& job, int64_t step) {
-  auto& known = *job.record.mutable_bytes_at_checkpoints();
 void JobTable::TellUnwritten(JobState& job, int64_t step, const std::string& why) {
   if (std::exchange(job.unwritten_step, step) == step) return;
   job.unwritten_why = Utf8(absl::StrCat(why, "; it is tried again"));
   AddEvent(job, "CHECKPOINT_NOT_WRITTEN", job.unwritten_why);
 }
 
+void JobTable::FreeBytes(JobState& job, int64_t step) {
+  auto& known = *job.record.mutable_bytes_at_checkpoints();
   const auto found = known.find(step);
   if (found == known.end()) return;
   const int64_t stored = job.record.stored_bytes() - found->second;

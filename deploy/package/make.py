@@ -213,7 +213,7 @@ def write_deb(tree, version, options):
         for path in [root, *root.rglob("*")]:
             if path.is_dir():
                 path.chmod(0o755)
-        subprocess.run(["dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, options.deb], check=True, stdout=subprocess.DEVNULL,
+        subprocess.run(["dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", root, options.deb], check=True, stdout=subprocess.DEVNULL,
                        env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)})
 
 

@@ -1,4 +1,4 @@
-"""Uploads and downloads of the Python package as somebody sees them who looks on: in a terminal, in a notebook and in a log, by
+"""Uploads, downloads and jobs of the Python package as somebody sees them who looks on: in a terminal, in a notebook and in a log, by
 tqdm and without it. The daemon is the test's own, and slow.
 
 usage: python_transfers_test.py [TEST...]
@@ -28,7 +28,7 @@ FOLDER = python_package.load()
 
 import grpc  # noqa: E402
 import lorad  # noqa: E402
-from lorad import transfers  # noqa: E402
+from lorad import progress, transfers  # noqa: E402
 from lorad.v1 import (adapters_pb2, adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2,  # noqa: E402
                       cluster_pb2_grpc, datasets_pb2, datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc)
 
@@ -163,6 +163,38 @@ def test_nothing_is_shown_where_it_is_not_wanted():
     assert seen_in_terminal("silent-tqdm", 80) == ""
 
 
+def test_a_job_in_a_terminal_without_tqdm():
+    """One line that is drawn over: warnings stand above it, and its end stays."""
+    job = jobs_pb2.Job(name="job-aaaaaaaa", state=jobs_pb2.Job.RUNNING, total_steps=90, tokens_per_second=212)
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    stderr = sys.stderr
+    with open(terminal, "w", encoding="utf-8") as sys.stderr, python_package.stand_ins({"tqdm.auto": None}):
+        try:
+            line = progress.choose(None)
+            for step in range(9):
+                job.step, job.loss = 10 * step, 1 / (step + 1)
+                if step == 4:
+                    job.warnings.append("few rows")
+                if step == 6:
+                    job.unsaved = "the disk is full, and this is said at length"
+                line.show(job)
+                time.sleep(progress.DRAW_SECONDS)
+            job.state, job.step = jobs_pb2.Job.SUCCEEDED, 90
+            job.ClearField("unsaved")
+            line.show(job)
+            line.close()
+        finally:
+            sys.stderr = stderr
+        seen = os.read(screen, 65536).decode()
+    os.close(screen)
+    above, end = seen.split("job-aaaaaaaa  warning: few rows\r\n")
+    assert above.endswith("\r\x1b[K") and above.count("\n") == 0 and above.count("RUNNING  step ") >= 4, seen
+    assert end.count("\n") == 1 and end.endswith("SUCCEEDED  step 90/90  loss 0.1111  212 tokens/s\x1b[K\r\n"), seen
+    drawn = [line for line in re.split(r"\r|\n|\x1b\[K", seen) if line]
+    assert any("not saved: " in line for line in drawn) and max(map(len, drawn)) == 79, drawn
+
+
 class FakeBar:
     """What tqdm is told."""
     made = []
@@ -223,5 +255,5 @@ def test_a_log_has_a_line_now_and_then():
 
 
 if __name__ == "__main__":
-    main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_nothing_is_shown_where_it_is_not_wanted,
+    main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm, test_nothing_is_shown_where_it_is_not_wanted,
           test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

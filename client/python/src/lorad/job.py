@@ -81,7 +81,7 @@ class Job:
         """Waits until it has ended, and answers with itself. It goes on whatever happens to who waits: after Ctrl-C,
         wait again.
 
-        progress   None: a bar where somebody looks on and tqdm is installed, else lines on stderr; False: nothing
+        progress   None: a bar where somebody looks on and tqdm is installed, else a line on stderr; False: nothing
         callbacks  each is told of every step and evaluation since the job began, once and in order
         timeout    seconds; then TimeoutError
 

@@ -1,7 +1,8 @@
-"""How far a job is: a bar of tqdm's in terminals and notebooks, plain lines elsewhere."""
+"""How far a job is: a bar of tqdm's in terminals and notebooks, a line where tqdm is not installed."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 from lorad.v1 import jobs_pb2
 
 LINE_SECONDS = 10.0  # between two lines of one state
+DRAW_SECONDS = 0.2  # between two lines of which one is drawn over the other
 
 
 class Progress(Protocol):
@@ -27,10 +29,10 @@ def describe(job: jobs_pb2.Job) -> str:
     if job.total_steps:
         parts.append(f"step {job.step}/{job.total_steps}")
     parts += numbers(job)
-    if job.stalled:
-        parts.append(f"stalled: {job.stalled}")
     if job.unsaved:
         parts.append(f"not saved: {job.unsaved}")
+    if job.stalled:
+        parts.append(f"stalled: {job.stalled}")
     if job.queue.why:
         parts.append(f"place {job.queue.place}: {job.queue.why}" if job.queue.place else job.queue.why)
     return "  ".join(parts)
@@ -58,27 +60,63 @@ class Silent:
         """Nothing."""
 
 
-class Lines:
-    """A line to `out` where the state changes, and now and then between."""
+class Redrawn:
+    """A line on the terminal `out` that is drawn over."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self._drawn = False
+
+    def draw(self, what: str, figures: str = "") -> None:
+        """Both beside each other; what does not fit is cut off `what`."""
+        room = os.get_terminal_size(self._out.fileno()).columns - 1  # a full line would wrap
+        text = f"{what[:max(0, room - len(figures) - 2)]}  {figures}" if figures else what
+        print(f"\r{text[:max(0, room)]}", end="\x1b[K", file=self._out, flush=True)
+        self._drawn = True
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._drawn:
+            print(end="\r\x1b[K", file=self._out, flush=True)
+        self._drawn = False
+
+    def leave(self) -> None:
+        """Leaves the line as it stands."""
+        if self._drawn:
+            print(file=self._out, flush=True)
+        self._drawn = False
+
+
+class Line:
+    """A job in a line: on a terminal it is drawn over, elsewhere there is one where the state changes, and now and then
+    between."""
 
     def __init__(self, out: Any = None) -> None:
         self._out = out or sys.stderr
+        self._redrawn = Redrawn(self._out) if self._out.isatty() else None
         self._state: int | None = None
         self._next = 0.0
         self._warned = 0
 
     def show(self, job: jobs_pb2.Job) -> None:
-        """Writes a line where one is due."""
+        """Writes the line where one is due."""
         for warning in job.warnings[self._warned:]:
+            if self._redrawn:
+                self._redrawn.clear()
             print(f"{job.name}  warning: {warning}", file=self._out, flush=True)
         self._warned = max(self._warned, len(job.warnings))
         if job.state == self._state and time.monotonic() < self._next:
             return
-        self._state, self._next = job.state, time.monotonic() + LINE_SECONDS
-        print(describe(job), file=self._out, flush=True)
+        self._state, self._next = job.state, time.monotonic() + (DRAW_SECONDS if self._redrawn else LINE_SECONDS)
+        if self._redrawn:
+            self._redrawn.draw(describe(job))
+        else:
+            print(describe(job), file=self._out, flush=True)
 
     def close(self) -> None:
-        """Nothing."""
+        """Leaves the line as it stands."""
+        if self._redrawn:
+            self._redrawn.leave()
 
 
 class Bar:
@@ -131,9 +169,9 @@ def find_tqdm(progress: bool | None) -> Any:
 
 
 def choose(progress: bool | None) -> Progress:
-    """None: a bar where somebody looks on and tqdm is installed, else lines. True: a bar if tqdm is installed.
+    """None: a bar where somebody looks on and tqdm is installed, else a line. True: a bar if tqdm is installed.
     False: nothing."""
     if progress is False:
         return Silent()
     tqdm = find_tqdm(progress)
-    return Bar(tqdm) if tqdm else Lines()
+    return Bar(tqdm) if tqdm else Line()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any, Protocol
 
-from lorad.progress import LINE_SECONDS, find_tqdm
+from lorad.progress import DRAW_SECONDS, LINE_SECONDS, Redrawn, find_tqdm
 
 QUIET_SECONDS = 1.0  # what is over sooner is not shown
-DRAW_SECONDS = 0.2  # between two lines of which one is drawn over the other
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -54,31 +52,27 @@ class Line:
 
     def __init__(self, what: str, total: int, out: Any = None) -> None:
         self._what, self._total, self._out = what, total, out or sys.stderr
-        self._terminal: bool = self._out.isatty()
+        self._redrawn = Redrawn(self._out) if self._out.isatty() else None
         self._begin = time.monotonic()
-        self._next = self._begin + (QUIET_SECONDS if self._terminal else LINE_SECONDS)
-        self._drawn = False
+        self._next = self._begin + (QUIET_SECONDS if self._redrawn else LINE_SECONDS)
 
     def at(self, moved: int) -> None:
         """Writes the line where one is due."""
         now = time.monotonic()
         if now < self._next:
             return
-        if not self._terminal:
-            self._next = now + LINE_SECONDS
-            print(f"{self._what}  {numbers(moved, self._total, now - self._begin)}", file=self._out, flush=True)
-            return
-        self._next, self._drawn = now + DRAW_SECONDS, True
+        self._next = now + (DRAW_SECONDS if self._redrawn else LINE_SECONDS)
         text = numbers(moved, self._total, now - self._begin)
-        room = os.get_terminal_size(self._out.fileno()).columns - 1  # a full line would wrap
-        what = self._what[:max(0, room - len(text) - 2)]
-        print(f"\r{what}  {text}"[:room + 1], end="\x1b[K", file=self._out, flush=True)
+        if self._redrawn:
+            self._redrawn.draw(self._what, text)
+        else:
+            print(f"{self._what}  {text}", file=self._out, flush=True)
 
     def close(self) -> None:
         """Takes the line away."""
         self._next = float("inf")
-        if self._drawn:
-            print(end="\r\x1b[K", file=self._out, flush=True)
+        if self._redrawn:
+            self._redrawn.clear()
 
 
 def numbers(moved: int, total: int, seconds: float) -> str:

@@ -11,12 +11,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "logging/stderr_sink.h"
 
 namespace lorad::logging {
 namespace {
+
+constexpr char kTextPattern[] = "%Y-%m-%dT%H:%M:%S.%eZ %^%l%$ %v";
 
 // {"time":"2026-01-02T03:04:05.678Z","level":"info","message":"..."}
 class JsonFormatter final : public spdlog::formatter {
@@ -75,14 +78,35 @@ void SetUp(Format format, const std::string& level) {
   if (format == Format::kJson) {
     logger->set_formatter(std::make_unique<JsonFormatter>());
   } else {
-    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %^%l%$ %v", spdlog::pattern_time_type::utc);
+    logger->set_pattern(kTextPattern, spdlog::pattern_time_type::utc);
   }
   logger->set_level(spdlog::level::from_str(level));
   Install(std::move(logger));
 }
 
-void SetUpForWorker() {
-  Install(std::make_shared<spdlog::logger>("lorad-worker", std::make_shared<StderrSink>()));
+void SetUpForWorker(bool supervised) {
+  auto logger = std::make_shared<spdlog::logger>("lorad-worker", std::make_shared<StderrSink>());
+  if (supervised) {
+    logger->set_pattern("[%l] %v");
+  } else {
+    logger->set_pattern(kTextPattern, spdlog::pattern_time_type::utc);
+  }
+  Install(std::move(logger));
+}
+
+void PassOn(const std::string& worker, const std::string& line) {
+  const std::size_t end = line.find("] ");
+  spdlog::level::level_enum level = spdlog::level::info;
+  std::string_view text = line;
+  if (line.starts_with('[') && end != std::string::npos) {
+    const std::string name = line.substr(1, end - 1);
+    const auto said = spdlog::level::from_str(name);  // "off" for what is none
+    if (said != spdlog::level::off) {
+      level = said;
+      text.remove_prefix(end + 2);
+    }
+  }
+  spdlog::log(level, "[{}] {}", worker, text);
 }
 
 }  // namespace lorad::logging

@@ -17,7 +17,11 @@ enum class Format { kText, kJson };
 // REQUIRES: `level` is "trace", "debug", "info", "warning", "error" or "off".
 void SetUp(Format format, const std::string& level);
 
-// A worker's: under its name, for its supervisor has lines of several.
-void SetUpForWorker();
+// A worker's, as text. `supervised`: without the time, which who passes its lines on (PassOn) says.
+void SetUpForWorker(bool supervised);
+
+// Says a line of a supervised worker's, or of whatever writes where it does, under its name: once,
+// with one time, and at the level that the worker gave it.
+void PassOn(const std::string& worker, const std::string& line);
 
 }  // namespace lorad::logging

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "logging/log.h"
 #include "server/driver/driver.h"
 #include "server/errors/errors.h"
 #include "server/process_limits.h"
@@ -36,10 +37,7 @@ constexpr absl::Duration kAuthorityNotice = absl::Hours(24 * 90);  // before it 
 constexpr absl::Duration kWorkerGrace = absl::Seconds(3);  // workers that were ordered to end
 
 SupervisorSinks LogSinks() {
-  return {[](const std::string& worker, const std::string& line) {
-            spdlog::info("[{}] {}", worker, line);
-          },
-          [](const std::string& worker, const std::string& what, bool wanted) {
+  return {logging::PassOn, [](const std::string& worker, const std::string& what, bool wanted) {
             spdlog::log(wanted ? spdlog::level::info : spdlog::level::warn, "worker {} {}", worker,
                         what);
           }};

@@ -134,8 +134,10 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
       ->type_name("HOST");
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
-  app.add_flag("--supervised", flags->supervised,
-               "One of those that lorad serve starts, and ends with itself");
+  app.add_flag(
+      "--supervised", flags->supervised,
+      "One of those that lorad serve starts, ends with itself, and says the time of in its "
+      "log");
   app.set_version_flag("--version", kVersion);
   try {
     app.parse(argc, argv);
@@ -399,7 +401,7 @@ int main(int argc, char** argv) {
     for (const std::string& line : lorad::worker::ListDevices()) std::puts(line.c_str());
     return 0;
   }
-  lorad::logging::SetUpForWorker();
+  lorad::logging::SetUpForWorker(flags.supervised);
   if (flags.die_with_parent) {
     const absl::Status status = lorad::worker::DieWithParent();
     if (!status.ok()) {

@@ -11,4 +11,7 @@ namespace lorad::sizes {
 std::string NeededText(int64_t bytes);
 std::string ThereText(int64_t bytes);
 
+// "2.9 GiB", to the nearest tenth; below 1 GiB as ThereText.
+std::string MemoryText(int64_t bytes);
+
 }  // namespace lorad::sizes

@@ -77,6 +77,7 @@ void Core::State::Forecast() {
     jobs_.TouchProgress(*job);
     ++told;
   }
+  if (!jobs_.LogWaits(waiting)) forecasts_.wanted = true;
   for (const auto& [name, group] : groups_.all()) {
     for (const auto& [member, slot] : group.members) {
       JobState* job = jobs_.Find(member);

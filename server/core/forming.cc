@@ -10,6 +10,7 @@
 #include "server/core/rules/failures.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
+#include "sizes/bytes_text.h"
 #include "storage/files/sha256.h"
 
 namespace lorad::server {
@@ -81,7 +82,7 @@ GroupState& Core::State::FormGroup(const planner::Decision& decision) {
     SendTo(stage, std::move(message));
   }
   turn_.Info(absl::StrCat(group.name, ": forming for base model '", decision.base_model, "' on ",
-                          WorkersText(group), ", ", decision.shape.capacity_tokens,
+                          GroupTable::WorkersText(group), ", ", decision.shape.capacity_tokens,
                           " tokens, recomputing ", planner::ToText(decision.shape.recomputation)));
   return group;
 }
@@ -96,7 +97,7 @@ void Core::State::OnGroupFormed(GroupState& group, StageState& stage,
     cluster_.fits().ObserveLoad(group.base_model, WorkerOf(stage), formed.load_seconds());
   }
   turn_.Info(absl::StrCat(group.name, ": formed on '", stage.worker, "' in ", formed.load_seconds(),
-                          " s, ", formed.reserved_bytes(), " bytes"));
+                          " s, ", sizes::MemoryText(formed.reserved_bytes())));
   if (!std::ranges::all_of(group.stages, &StageState::formed)) return;
   if (group.stages.size() == 1) return BeginToRun(group);
   worker::v1::CoordinatorMessage message;
@@ -292,8 +293,8 @@ bool Core::State::TakeUp(const records::GroupRecord& record) {
       job.evaluation.ahead[ahead.sequence()] = {ahead.loss_sum(), ahead.trained_tokens()};
     }
   }
-  turn_.Info(
-      absl::StrCat(group->name, ": waits for ", WorkersText(*group), ", which may still hold it"));
+  turn_.Info(absl::StrCat(group->name, ": waits for ", GroupTable::WorkersText(*group),
+                          ", which may still hold it"));
   return true;
 }
 

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/core/rules/losses.h"
 #include "server/core/state.h"
 
@@ -52,13 +51,6 @@ bool Core::State::IsLoading(const GroupState& group, const std::string& job) {
 bool Core::State::IsFreeing(const GroupState& group, const std::string& job) {
   return std::ranges::any_of(
       group.stages, [&](const StageState& stage) { return stage.orders.freeing.contains(job); });
-}
-
-std::string Core::State::WorkersText(const GroupState& group) {
-  if (group.stages.size() == 1) return absl::StrCat("worker '", group.first().worker, "'");
-  std::vector<std::string> names;
-  for (const StageState& stage : group.stages) names.push_back("'" + stage.worker + "'");
-  return absl::StrCat("workers ", absl::StrJoin(names, ", "));
 }
 
 void Core::State::BeginCut(GroupState& group, GroupState::Then then, const std::string& why) {

@@ -316,10 +316,11 @@ void Core::State::Join(GroupState& group, JobState& job) {
   job.job().set_group(group.name);
   job.job().set_attempts(job.job().attempts() + 1);
   groups_.Join(group, job.name(), ShapeOfAdapter(job.job().adapter()), job.job().step());
-  jobs_.Transition(job, v1::Job::PREPARING,
-                   group.phase == GroupState::Phase::kForming
-                       ? absl::StrCat(group.name, " is being formed on ", WorkersText(group))
-                       : absl::StrCat("joins ", group.name, " on ", WorkersText(group)));
+  jobs_.Transition(
+      job, v1::Job::PREPARING,
+      group.phase == GroupState::Phase::kForming
+          ? absl::StrCat(group.name, " is being formed on ", GroupTable::WorkersText(group))
+          : absl::StrCat("joins ", group.name, " on ", GroupTable::WorkersText(group)));
 }
 
 }  // namespace lorad::server

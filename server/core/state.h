@@ -323,8 +323,6 @@ class Core::State {
   // Some stage is yet to say that the job's slot is loaded, or freed.
   static bool IsLoading(const GroupState& group, const std::string& job);
   static bool IsFreeing(const GroupState& group, const std::string& job);
-  // "worker 'a'", or "workers 'a', 'b'".
-  static std::string WorkersText(const GroupState& group);
   GroupState* GroupOf(const JobState& job) { return groups_.Find(job.job().group()); }
 
   // ---- forming.cc ----

@@ -12,6 +12,7 @@
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/store_kinds.h"
 #include "server/validation/limits.h"
+#include "sizes/bytes_text.h"
 
 namespace lorad::server {
 namespace {
@@ -115,7 +116,7 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
   *message.mutable_welcome() = std::move(welcome);
   turn_.Do(Send{connection, std::move(message)});
   turn_.Info(absl::StrCat("worker '", hello.worker(), "' connected: ", hello.device(), ", ",
-                          hello.threads(), " threads, ", hello.memory_bytes(), " bytes"));
+                          hello.threads(), " threads, ", sizes::MemoryText(hello.memory_bytes())));
   WarnOfOthers(worker);
   SetTick();
   turn_.WantSchedule();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/cluster/group_records.h"
 #include "server/core/events/store_kinds.h"
 
@@ -168,6 +169,13 @@ int32_t GroupTable::OthersIn(const GroupState& group) {
   int32_t others = -1;
   for (const auto& [name, member] : group.members) others += member.leaving ? 0 : 1;
   return std::max(others, 0);
+}
+
+std::string GroupTable::WorkersText(const GroupState& group) {
+  if (group.stages.size() == 1) return absl::StrCat("worker '", group.first().worker, "'");
+  std::vector<std::string> names;
+  for (const StageState& stage : group.stages) names.push_back("'" + stage.worker + "'");
+  return absl::StrCat("workers ", absl::StrJoin(names, ", "));
 }
 
 // ---- plans ----

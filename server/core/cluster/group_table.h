@@ -64,6 +64,8 @@ class GroupTable {
   GroupState* FindMember(int64_t epoch, const std::string& job);
   // How many stay in the group, but for one.
   static int32_t OthersIn(const GroupState& group);
+  // "worker 'a'", or "workers 'a', 'b'" in the order of its stages.
+  static std::string WorkersText(const GroupState& group);
 
   // ---- plans ----
   // Asks for the plan of the group's next window, where there is anything to do in it, or in flight.

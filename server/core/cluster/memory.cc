@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/cluster/cluster.h"
+#include "sizes/bytes_text.h"
 
 namespace lorad::server {
 
@@ -25,9 +26,10 @@ void Cluster::KeepPeak(const GroupState& group) {
                      .tokens = tokens,
                      .squared_lengths = tokens * group.shape.longest_sequence,
                      .peak_bytes = worker.peak_bytes});
-  turn_.Info(absl::StrCat(group.name, ": its worker's peak was ", worker.peak_bytes, " bytes, ",
-                          group.counted_bytes, " counted; memory of '", group.base_model,
-                          "': ", fit.ToText()));
+  turn_.Info(absl::StrCat(group.name, ": its worker's peak was ",
+                          sizes::MemoryText(worker.peak_bytes), ", ",
+                          sizes::MemoryText(group.counted_bytes), " counted; memory of '",
+                          group.base_model, "': ", fit.ToText()));
 }
 
 }  // namespace lorad::server

@@ -1,6 +1,7 @@
 // The state of a job. A plain value; JobTable holds one for each job that is live or at work.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -77,8 +78,10 @@ struct JobState {
   bool reads_rows = false;          // queued, while its tokens are made again
   bool reads_content = false;       // queued, while what it starts from is read
   std::string why;
-  JobForecast forecast;        // the newest
-  JobForecast first_forecast;  // that what happens is compared with
+  size_t seen_why = 0;              // hash of the newest that the log has passed over, or has
+  std::vector<size_t> logged_whys;  // kinds that the log has, since it waits (job_log.cc)
+  JobForecast forecast;             // the newest
+  JobForecast first_forecast;       // that what happens is compared with
   // While it waits, what its watchers were told last.
   struct {
     int place = 0;

@@ -160,6 +160,7 @@ JobState& JobTable::Create(const v1::Job& content, uint64_t random, const std::s
   jobs_by_state_[v1::Job::VALIDATING]++;
   jobs_[name] = std::move(owned);
   quotas_.Add(job.job().labels(), UseOf(job.record));
+  LogCreated(job.job());
   AddEvent(job, "CREATED", "the job was created", v1::Job::STATE_UNSPECIFIED, v1::Job::VALIDATING);
   return job;
 }
@@ -217,6 +218,7 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.work.Clear();
     queue_.EndPassing(job);
   }
+  LogTransition(job, from, message);
   if (!IsPlaced(to) && to != v1::Job::CANCELLING) job.job().clear_group();
   quotas_.Take(job.job().labels(), used);
   quotas_.Add(job.job().labels(), UseOf(job.record));

@@ -154,6 +154,11 @@ class JobTable {
   // nobody works any more, the record alone (ended_jobs.cc), and drops changes of long ago.
   void Settle();
 
+  // ---- the daemon's log (job_log.cc) ----
+  // Why these wait, of each every kind of reason once until it starts. False: there is more to say
+  // than a log takes in a second, and it is to be called again then.
+  bool LogWaits(const std::vector<JobState*>& waiting);
+
   // ---- requests that it answers by itself, and what they show (job_reads.cc) ----
   v1::Job View(const JobState& job) const;
   v1::Job View(const JobEntry& entry) const;
@@ -189,6 +194,9 @@ class JobTable {
   // Of steps that it had done beyond the one at which it is about to have SUCCEEDED.
   void DropMetricsBeyond(const JobState& job);
   absl::StatusOr<std::map<int64_t, int64_t>> Among(const SnapshotJobs& content) const;
+  void LogCreated(const v1::Job& job);
+  // REQUIRES: it still has the group that it leaves.
+  void LogTransition(JobState& job, v1::Job::State from, const std::string& message);
   JobState* TakeUp(const std::string& name);
   void PutEndedAway();
   absl::Status CheckEntries() const;

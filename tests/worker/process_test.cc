@@ -225,6 +225,47 @@ TEST_CASE("two processes train as two stages; of the one that is killed the othe
   CHECK(ExitStatus(pids[1]) == 0);
 }
 
+TEST_CASE("of a stage that is killed while another joins it, that one tells, or is let go") {
+  for (const size_t victim : {0, 1}) {
+    INFO("stage " << victim);
+    const size_t other = 1 - victim;
+    FakeCoordinator coordinators[2];
+    pid_t pids[2];
+    v1::CoordinatorMessage connect;
+    connect.mutable_connect()->set_epoch(1);
+    for (int32_t stage = 0; stage < 2; ++stage) {
+      pids[stage] = Start({"--coordinator", coordinators[stage].address(), "--threads", "1"});
+      coordinators[stage].AwaitHello();
+      coordinators[stage].Send(FormStage(stage));
+      const v1::Report formed = coordinators[stage].AwaitReport(v1::Report::kGroupFormed);
+      connect.mutable_connect()->add_endpoints(formed.group_formed().endpoint());
+    }
+    // The victim hears of it too late: the other one is at it alone.
+    coordinators[other].Send(connect);
+    std::this_thread::sleep_for(200ms);
+    const auto begun = std::chrono::steady_clock::now();
+    kill(pids[victim], SIGKILL);
+    CHECK(ExitStatus(pids[victim]) == 128 + SIGKILL);
+    if (victim == 0) {  // stage 1 has dialled it
+      const v1::GroupFailed failed =
+          coordinators[1].AwaitReport(v1::Report::kGroupFailed).group_failed();
+      CHECK(failed.reason() == "STAGE_LOST");
+      CHECK_THAT(failed.message(), Catch::Contains("stage 0"));
+    }
+    // Its coordinator has seen the stream end. What waits for a stage that never dials is free.
+    v1::CoordinatorMessage dissolve;
+    dissolve.mutable_dissolve_group()->set_epoch(1);
+    coordinators[other].Send(dissolve);
+    v1::CoordinatorMessage again = FormStage(static_cast<int32_t>(other));
+    again.mutable_form_group()->set_epoch(2);
+    coordinators[other].Send(again);
+    CHECK(coordinators[other].AwaitReport(v1::Report::kGroupFormed).epoch() == 2);
+    CHECK(std::chrono::steady_clock::now() - begun < 5s);
+    kill(pids[other], SIGTERM);
+    CHECK(ExitStatus(pids[other]) == 0);
+  }
+}
+
 TEST_CASE("an address of another machine is none to listen at for stages") {
   FakeCoordinator coordinator;
   CHECK(ExitStatus(

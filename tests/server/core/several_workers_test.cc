@@ -1,4 +1,6 @@
 // Which workers a job needs: one, several together, or such as may still come.
+#include <set>
+
 #include "planner/cost/memory.h"
 #include "tests/server/core/scenario.h"
 
@@ -171,29 +173,69 @@ worker::v1::WorkerMessage Saying(int64_t epoch, int64_t number,
   return message;
 }
 
-TEST_CASE("workers that connect and lose each other before a microbatch make way for another") {
-  auto world = WorldOf(0, kPlenty);
+// Three workers, and a job for two of them.
+struct TwoOfThree {
+  std::unique_ptr<World> world = WorldOf(0, kPlenty);
   std::map<std::string, uint64_t> connections;
-  for (const char* name : {"w0", "w1", "w2"}) {
-    connections[name] = world->Connect(HelloOf(name, kPlenty));
+  std::string job;
+
+  TwoOfThree() {
+    for (const char* name : {"w0", "w1", "w2"}) {
+      connections[name] = world->Connect(HelloOf(name, kPlenty));
+    }
+    world->AddModel("cut", 2);
+    Job cut = World::NewJob();
+    cut.set_base_model("cut");
+    job = world->Submit(cut);
   }
-  world->AddModel("cut", 2);
-  Job cut = World::NewJob();
-  cut.set_base_model("cut");
-  const std::string job = world->Submit(cut);
-  const auto formed_group = [&] {
-    world->RunUntil(
-        [&] { return world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).groups_size() == 1; });
-    return world->Get<v1::ClusterStatus>(v1::GetClusterRequest()).groups(0);
+  // Once there is one of another epoch.
+  v1::Group Group(int64_t before = 0) {
+    v1::ClusterStatus status;
+    world->RunUntil([&] {
+      status = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+      return status.groups_size() == 1 && status.groups(0).epoch() != before;
+    });
+    REQUIRE(status.groups(0).stages_size() == 2);
+    return status.groups(0);
+  }
+  void Say(const v1::Group& group, int stage, int64_t number,
+           const std::function<void(worker::v1::Report&)>& fill) {
+    world->Say(connections.at(group.stages(stage).worker()), Saying(group.epoch(), number, fill));
+  }
+};
+
+TEST_CASE("a stage whose memory others have rests, and its neighbour has another one") {
+  const int short_one = GENERATE(0, 1);
+  const bool neighbour_is_first = GENERATE(true, false);
+  TwoOfThree house;
+  const v1::Group first = house.Group();
+  const auto formed = [](worker::v1::Report& report) {
+    report.mutable_group_formed()->set_endpoint("192.0.2.1:5000");
   };
-  const v1::Group first = formed_group();
-  REQUIRE(first.stages_size() == 2);
+  INFO("stage " << short_one << ", its neighbour first: " << neighbour_is_first);
+  if (neighbour_is_first) house.Say(first, 1 - short_one, 1, formed);
+  house.Say(first, short_one, 1, [](worker::v1::Report& report) {
+    report.mutable_group_failed()->set_reason("MEMORY_TAKEN");
+    report.mutable_group_failed()->set_message("others have it");
+  });
+  if (!neighbour_is_first) house.Say(first, 1 - short_one, 1, formed);
+  const v1::Group second = house.Group(first.epoch());
+  std::set<std::string> has, wants = {"w0", "w1", "w2"};
+  wants.erase(first.stages(short_one).worker());
+  for (const auto& stage : second.stages()) has.insert(stage.worker());
+  CHECK(has == wants);
+  CHECK(IsLive(house.world->StateOf(house.job)));
+}
+
+TEST_CASE("workers that connect and lose each other before a microbatch make way for another") {
+  TwoOfThree house;
+  const std::unique_ptr<World>& world = house.world;
+  const std::string& job = house.job;
+  const v1::Group first = house.Group();
   int64_t number = 0;
   const auto both_say = [&](const std::function<void(worker::v1::Report&)>& fill) {
     ++number;
-    for (const auto& stage : first.stages()) {
-      world->Say(connections.at(stage.worker()), Saying(first.epoch(), number, fill));
-    }
+    for (const int stage : {0, 1}) house.Say(first, stage, number, fill);
   };
   both_say([](worker::v1::Report& report) {
     report.mutable_group_formed()->set_endpoint("192.0.2.1:5000");
@@ -204,7 +246,7 @@ TEST_CASE("workers that connect and lose each other before a microbatch make way
     report.mutable_group_failed()->set_message("Connection timed out");
   });
   world->RunUntil([&] { return HasEvent(*world, job, "STAGE_LOST"); });
-  const v1::Group second = formed_group();
+  const v1::Group second = house.Group(first.epoch());
   CHECK(std::ranges::count(second.stages(), "w2", &v1::GroupStage::worker) == 1);
 }
 

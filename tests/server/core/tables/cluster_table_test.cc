@@ -180,6 +180,45 @@ TEST_CASE("what is learned of one device says nothing of another") {
   CHECK_FALSE(fits.MemoryOf("m", worker));
 }
 
+TEST_CASE("a worker of another version, numerics or transport is let in, and the log says so") {
+  Fixture house;
+  house.options.version = "2.0";
+  const auto warnings_of = [&](const std::string& name, uint64_t connection,
+                               const std::string& version, const std::string& numerics,
+                               const std::string& transport) {
+    house.turn.End();
+    worker::v1::Hello hello;
+    hello.set_worker(name);
+    hello.set_version(version);
+    hello.set_numerics_id(numerics);
+    hello.set_transport(transport);
+    house.cluster.Connect(connection, hello);
+    std::vector<std::string> warnings;
+    for (const Effect& effect : house.turn.End()) {
+      const auto* note = std::get_if<Note>(&effect);
+      if (note && note->level == Note::Level::kWarning) warnings.push_back(note->message);
+    }
+    CHECK(house.cluster.FindConnection(connection));
+    return warnings;
+  };
+  using Warnings = std::vector<std::string>;
+  CHECK(warnings_of("a", 7, "2.0", "x", "sockets") == Warnings{});
+  CHECK(warnings_of("b", 8, "2.0", "x", "sockets") == Warnings{});
+  CHECK(warnings_of("c", 9, "1.9", "x", "sockets") ==
+        Warnings{"worker 'c' is of version 1.9, this lorad of 2.0: run both from one release"});
+  CHECK(warnings_of("d", 10, "2.0", "y", "sockets") ==
+        Warnings{"worker 'd' has numerics y, and worker 'a' x: a job's bits depend on which of "
+                 "them trains it"});
+  CHECK(warnings_of("e", 11, "2.0", "x", "mpi") ==
+        Warnings{"worker 'e' reaches other stages by 'mpi', and worker 'a' by 'sockets': no group "
+                 "has both (--transport)",
+                 "worker 'e' has numerics x, and worker 'd' y: a job's bits depend on which of "
+                 "them trains it"});
+  // Of those that are gone it says nothing.
+  for (const char* name : {"a", "b", "c", "e"}) house.cluster.Lose(house.cluster.At(name));
+  CHECK(warnings_of("f", 12, "2.0", "y", "sockets") == Warnings{});
+}
+
 TEST_CASE("workers that share what they must not are noticed") {
   Fixture house;
   WorkerState& first = house.Connect("v", 7);

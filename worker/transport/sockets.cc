@@ -446,6 +446,7 @@ absl::StatusOr<std::unique_ptr<Transport>> SocketsListener::Join(
   const absl::Status fits = CheckStage(me, endpoints);
   if (!fits.ok()) return fits;
   SocketsOptions options = options_;
+  options.join_ms = std::min(options.join_ms, me.lease_ms);
   options.silence_ms = std::min(options.silence_ms, me.lease_ms);
   const auto dial = [&](v1::StageHello::Purpose, int stage, Deadline deadline) {
     return Dial(endpoints[static_cast<size_t>(stage)], options.silence_ms, deadline, wake_up_);

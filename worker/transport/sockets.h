@@ -13,7 +13,9 @@
 namespace lorad::worker {
 
 struct SocketsOptions {
-  int64_t join_ms = 10'000;  // until all stages are connected
+  // Until all stages are connected, or for the coordinator's lease if that is shorter: all of them
+  // are asked to join at once, so one that comes later has not heard from its coordinator either.
+  int64_t join_ms = 10'000;
   int64_t hello_ms = 2'000;  // until a connection says who it is
   // A peer whose kernel does not answer for so long is gone, or for the coordinator's lease if that
   // is shorter (StageIdentity): a host that is cut off from its neighbour alone holds up its group

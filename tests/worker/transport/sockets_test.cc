@@ -181,6 +181,18 @@ TEST_CASE("a host that is cut off is waited for as long as its coordinator would
   }
 }
 
+TEST_CASE("a stage that does not come to join is waited for as long as its coordinator would") {
+  auto first = SocketsListener::Open("127.0.0.1", kPatient);
+  auto second = SocketsListener::Open("127.0.0.1", kPatient);
+  REQUIRE((first.ok() && second.ok()));
+  const std::vector<std::string> endpoints = {(*first)->endpoint(), (*second)->endpoint()};
+  StageIdentity me{7, 0, 2, "numerics"};
+  me.lease_ms = 300;
+  const auto joined = (*first)->Join(me, endpoints);
+  CHECK(absl::IsDeadlineExceeded(joined.status()));
+  CHECK_THAT(MessageOf(joined), Catch::Contains("stage 1 has not connected in 300 ms"));
+}
+
 TEST_CASE("more strangers than are listened to at once do not keep the right stage from joining") {
   // No stranger is refused for its silence in the time of this test.
   auto first = SocketsListener::Open("127.0.0.1", kPatient);

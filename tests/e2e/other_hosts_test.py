@@ -8,8 +8,10 @@ import contextlib
 import hashlib
 import re
 import shutil
+import signal
 import subprocess
 import time
+import types
 
 from hosts import OtherHost, Site, lorad, must, until
 from house import GOLDEN, LORA, LORAD, WORKER, House, main, tell
@@ -132,6 +134,23 @@ def test_who_is_refused():
         assert site.alive() == ["good"], site.alive()
 
 
+def test_what_only_the_daemon_can_see_is_in_its_log_too():
+    """A certificate that expires while its worker stands still, and a worker of the daemon's own host without a bundle, which
+    speaks no TLS there. Others without one, or with one that they see to have expired, do not dial at all."""
+    with a_site("--lease", 3) as site:
+        worker = site.start_other("--credentials", site.bundle("still", "--valid", "15s"))
+        until(lambda: site.alive() == ["still"], "the worker is let in")
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(15)
+        worker.send_signal(signal.SIGCONT)
+        expired = "refused .*: CERTIFICATE_EXPIRED: the certificate of worker \"still\""
+        until(lambda: re.search(expired, site.log()), "the daemon's log says that the certificate has expired", 30)
+        until(lambda: "CERTIFICATE_EXPIRED" in site.worker_log(), "the worker's log says so too", 30)
+    with TrainingSite(types.SimpleNamespace(address="127.0.0.1", prefix=[])) as site:
+        is_refused(site, "no bundle", "COORDINATOR_WITH_TLS", "TLS_NOT_COME_ABOUT")
+        site.clear()
+
+
 def test_clients_are_not_served_at_the_workers_port():
     with a_site() as site:
         client = [*site.host.prefix, LORA, "--server", site.door, "cluster"]
@@ -238,5 +257,5 @@ def test_addresses_for_stages():
 
 if __name__ == "__main__":
     main([test_a_worker_on_another_host_trains_the_same_bits, test_models_lie_elsewhere_on_another_host, test_who_is_refused,
-          test_clients_are_not_served_at_the_workers_port, test_certificates_are_renewed_while_a_job_trains, test_files,
-          test_addresses_for_stages])
+          test_what_only_the_daemon_can_see_is_in_its_log_too, test_clients_are_not_served_at_the_workers_port,
+          test_certificates_are_renewed_while_a_job_trains, test_files, test_addresses_for_stages])

@@ -12,7 +12,6 @@
 
 #include "planner/foresight/line.h"
 #include "planner/foresight/place.h"
-#include "planner/schedule/schedule.h"
 #include "planner/schedule/shapes.h"
 
 namespace lorad::planner {
@@ -268,8 +267,7 @@ class Simulation {
       places.push_back(refuge.place);
       groups.push_back(&refuge.group);
     }
-    // Nobody is sent to where another waits, or that is kept.
-    const auto accepts = [&](size_t p) {
+    const auto accepts = [&](size_t p) {  // no other waits for it, nor is it kept
       const size_t first = FirstFor(*places[p]);
       return KeptFor(*places[p]) == kNobody && (first == kNobody || first == job);
     };
@@ -375,10 +373,6 @@ class Simulation {
     fill(kNobody);
   }
 
-  bool NeedsSeveral(size_t job_class) const {
-    return round_.queue[line_.FirstOf(job_class)].needs != nullptr;
-  }
-
   // Workers that are together without a job stay so for the next that could run on all of them, and
   // only for that.
   void Part() {
@@ -404,14 +398,14 @@ class Simulation {
   std::vector<size_t> InNeed() {
     std::map<size_t, size_t> first_of;  // by base model
     for (size_t job_class = 0; job_class < line_.classes(); ++job_class) {
-      if (line_.FirstOf(job_class) == kNobody || !NeedsSeveral(job_class)) continue;
+      const size_t job = line_.FirstOf(job_class);
+      if (job == kNobody || round_.queue[job].needs == nullptr) continue;
       const size_t base = round_.sizes.of(job_class).base;
       const bool has_place = std::ranges::any_of(places_, [&](const Place& place) {
         return place.IsSeveral() && place.group.base == base &&
                round_.sizes.FitsAlone(job_class, place.group.worker_kind);
       });
       if (has_place) continue;
-      const size_t job = line_.FirstOf(job_class);
       const auto [first, is_new] = first_of.try_emplace(base, job);
       if (!is_new && line_.IsBefore(job, first->second)) first->second = job;
     }

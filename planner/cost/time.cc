@@ -125,8 +125,10 @@ void TimeModel::Observe(const Workload& microbatch, double forward_ms, double ba
 
 // A device that was seen to evaluate alone is as fast or slow at its backwards, term by term.
 TimeCoefficients TimeModel::BackwardPrior() const {
+  // What was seen to take no time takes some.
   const auto as = [](double seen, double of_forward, double of_backward) {
-    return of_forward > 0 ? seen * of_backward / of_forward : of_backward;
+    if (of_forward <= 0) return of_backward;
+    return std::max(seen / of_forward, 1 / TimeFit::kLevelMax) * of_backward;
   };
   const TimeCoefficients &forward = prior_.forward, &backward = prior_.backward;
   return {.constant_ms = evaluate_.constant_ms,
@@ -152,7 +154,8 @@ double TimeModel::EvaluateMs(const Workload& work, double microbatches) const {
 double TimeModel::EvaluatedShare(double tokens) const {
   Workload work(tokens);
   if (const Workload mean = backward_.Mean(); mean.tokens > 0) work = tokens / mean.tokens * mean;
-  return EvaluateMs(work, 1) / TrainMs(work, 1);
+  if (const double ms = TrainMs(work, 1); ms > 0) return EvaluateMs(work, 1) / ms;
+  return prior_.forward.Ms(work, 1) / (prior_.forward + prior_.backward).Ms(work, 1);
 }
 
 bool TimeModel::SetSums(const std::vector<double>& forward, const std::vector<double>& backward) {

@@ -277,6 +277,21 @@ TEST_CASE("What training takes is known term by term where a device has only eva
   CHECK(model.TrainMs(1024, 1) == Approx(2 * (2 + 2e-3 * 1024)).epsilon(0.3));
 }
 
+TEST_CASE("Where all that was seen goes with adapters, tokens without one still take their time") {
+  TimePrior prior;
+  prior.forward = {.token_ms = 2.72e-5, .squared_ms = 4e-7, .adapter_ms = 2.5e-8};
+  prior.backward = {.token_ms = 2.72e-5, .squared_ms = 1e-6, .adapter_ms = 5e-8};
+  TimeModel model(prior);
+  // Of the simulator, whose tokens take next to no time and whose network is as late as it likes.
+  model.Observe({11, 85, 1408}, 1, 0);
+  model.Observe({11, 85, 11264}, 21, 0);
+  model.Observe({40, 450, 5120}, 1, 1);
+  model.Observe({19, 265, 19456}, 21, 0);
+  REQUIRE(model.EvaluateMs(64, 1) == 0);
+  CHECK(model.TrainMs(64, 1) > 0);
+  CHECK(std::isfinite(model.EvaluatedShare(64)));
+}
+
 TEST_CASE("A time says how uncertain it is in a proportion that was never measured") {
   const WorkModel device{.flops_per_token = 2e5, .flops_per_second = 1e11};
   // Adapters of 64,000 parameters; on this device their work takes thrice the assumed time.

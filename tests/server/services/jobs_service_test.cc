@@ -23,6 +23,7 @@ absl::StatusOr<ReplyValue> SmallWorld(const ApiFixture& api, const Request& requ
     v1::Model model;
     model.set_name("m");
     model.set_path(api.directory / "m");
+    model.set_architecture("LlamaForCausalLM");
     model.set_max_position_embeddings(64);
     for (const char* target : {"q_proj", "k_proj", "v_proj"}) model.add_target_modules(target);
     return ReplyValue(model);

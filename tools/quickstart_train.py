@@ -111,7 +111,8 @@ Your own daemon and job:
   lora model add {MODEL} --path {model}
   lora dataset add my-rows ROWS.jsonl          # docs/formats/dataset.md
   lora submit -f job.json                      # begin with a copy of {os.path.relpath(JOBS[0])}
-  lora watch JOB_ID && lora checkpoint get JOB_ID -o my-adapter""")
+  lora watch JOB_ID && lora checkpoint get JOB_ID -o my-adapter
+  lora generate JOB_ID "What is 2 + 3?"        # ask what it has learned""")
 
 
 def main():

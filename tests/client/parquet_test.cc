@@ -11,8 +11,8 @@
 #include <sstream>
 #include <thread>
 
-#include "client/calls/error.h"
 #include "client/inputs/row_source.h"
+#include "tests/client/all_rows.h"
 #include "tests/client/gzip.h"
 
 namespace lorad::client {
@@ -44,24 +44,10 @@ std::string Write(const std::string& name, const std::string& text) {
   return path;
 }
 
-std::string ErrorText(const absl::Status& status) {
-  std::ostringstream out;
-  PrintError(status, out);
-  return out.str();
-}
-
 // All rows of a file; an error's text where it fails.
 std::string AllOf(const std::string& path, const std::string& columns = "",
                   const std::string& format = "", const std::string& programs = kPrograms) {
-  const auto source = RowSource::Open(path, format, columns, programs);
-  if (!source.ok()) return ErrorText(source.status());
-  std::string all;
-  while (true) {
-    const auto bytes = (*source)->Next();
-    if (!bytes.ok()) return ErrorText(bytes.status());
-    if (bytes->empty()) return all;
-    all += *bytes;
-  }
+  return AllRows(RowSource::Open(path, format, columns, programs));
 }
 
 TEST_CASE("rows are those of json.dumps, however the file is packed") {

@@ -9,19 +9,13 @@
 #include <fstream>
 #include <sstream>
 
-#include "client/calls/error.h"
 #include "client/inputs/row_source.h"
 #include "client/inputs/unpacker.h"
+#include "tests/client/all_rows.h"
 #include "tests/client/gzip.h"
 
 namespace lorad::client {
 namespace {
-
-std::string ErrorText(const absl::Status& status) {
-  std::ostringstream out;
-  PrintError(status, out);
-  return out.str();
-}
 
 // What becomes of the text, given in pieces of so many bytes; an error's text where it fails.
 std::string Converted(RowFormat format, const std::string& text, const std::string& columns,
@@ -179,15 +173,7 @@ std::string ZstdBlanks(int window_log, int blocks) {
 }
 
 std::string AllOf(const std::string& path, const std::string& format = "") {
-  const auto source = RowSource::Open(path, format, "");
-  if (!source.ok()) return ErrorText(source.status());
-  std::string all;
-  while (true) {
-    const auto bytes = (*source)->Next();
-    if (!bytes.ok()) return ErrorText(bytes.status());
-    if (bytes->empty()) return all;
-    all += *bytes;
-  }
+  return AllRows(RowSource::Open(path, format, ""));
 }
 
 TEST_CASE("files say by name and first bytes what they are") {

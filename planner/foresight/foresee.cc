@@ -145,7 +145,7 @@ class Simulation {
     const GroupState& group = place.group;
     return group.base_model == job.job->base_model && !group.full() && Mix(group, *job.job) &&
            Covers(group.shape, round_.sizes.of(job.job_class)) &&
-           FitsIn(round_.sizes, group, group.shape, job.job_class) &&
+           FitsIn(round_.sizes, group, job.job_class) &&
            round_.Helps(group, group.shape, *job.job, job.work);
   }
 

@@ -60,21 +60,18 @@ class Chooser {
           !Mix(group, *job_.job)) {
         continue;
       }
-      const GroupShape shape =
-          group.fresh() ? ShapeWith(round_.sizes, group, job_.job_class, job_.job->resumes)
-                        : group.shape;
-      if (!Covers(shape, round_.sizes.of(job_.job_class)) ||
-          !FitsIn(round_.sizes, group, shape, job_.job_class) || round_.Ahead(group) != nullptr ||
-          !round_.Helps(group, shape, *job_.job, job_.work)) {
+      const auto shape = ShapeToJoin(round_.sizes, group, job_.job_class, job_.job->resumes);
+      if (!shape || round_.Ahead(group) != nullptr ||
+          !round_.Helps(group, *shape, *job_.job, job_.work)) {
         continue;
       }
       // Where it is not known what they cost, an idle worker is better than shorter microbatches.
-      const bool shorter = shape.capacity_tokens < group.shape.capacity_tokens;
-      if (shorter && !group.pace.known && HasIdle(shape.device.kind)) continue;
+      const bool shorter = shape->capacity_tokens < group.shape.capacity_tokens;
+      if (shorter && !group.pace.known && HasIdle(shape->device.kind)) continue;
       const double raise_s =
-          group.SumOfEndsWith(job_.work, shape.capacity_tokens) - group.SumOfEnds();
-      Offer({.group = g, .shape = shape, .raise_s = raise_s},
-            {0, shape.device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
+          group.SumOfEndsWith(job_.work, shape->capacity_tokens) - group.SumOfEnds();
+      Offer({.group = g, .shape = *shape, .raise_s = raise_s},
+            {0, shape->device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
     }
   }
 
@@ -217,12 +214,8 @@ bool Lookahead::Asked(const GroupState& group) {
 bool Lookahead::CanJoin(const Waiter& job) {
   const size_t base = round_.sizes.of(job.job_class).base;
   return std::ranges::any_of(round_.groups, [&](const GroupState& group) {
-    if (!group.open || group.base != base || group.full()) return false;
-    const GroupShape shape = group.fresh()
-                                 ? ShapeWith(round_.sizes, group, job.job_class, job.job->resumes)
-                                 : group.shape;
-    return Covers(shape, round_.sizes.of(job.job_class)) &&
-           FitsIn(round_.sizes, group, shape, job.job_class);
+    return group.open && group.base == base && !group.full() &&
+           ShapeToJoin(round_.sizes, group, job.job_class, job.job->resumes).has_value();
   });
 }
 

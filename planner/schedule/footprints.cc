@@ -6,6 +6,15 @@
 #include "planner/schedule/shapes.h"
 
 namespace lorad::planner {
+namespace {
+
+WorkerKind WithoutBudgets(WorkerKind kind) {
+  kind.budget_bytes = 0;
+  for (WorkerKind::Stage& stage : kind.stages) stage.budget_bytes = 0;
+  return kind;
+}
+
+}  // namespace
 
 size_t Footprints::BaseOf(const std::string& base_model) {
   return bases_.try_emplace(base_model, bases_.size()).first->second;
@@ -16,31 +25,32 @@ size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& mode
   const size_t base = BaseOf(base_model);
   const auto found = numbers_.find(std::tie(base, longest_sequence, stages, adapter));
   if (found != numbers_.end()) return found->second;
-  classes_.push_back({{.base = base,
-                       .model = &model,
-                       .adapter = &adapter,
-                       .longest_sequence = longest_sequence,
-                       .stages = stages,
-                       .adapter_parameters = AdapterParameters(model, adapter)},
-                      {},
-                      {}});
+  classes_.emplace_back().footprint = {.base = base,
+                                       .model = &model,
+                                       .adapter = &adapter,
+                                       .longest_sequence = longest_sequence,
+                                       .stages = stages,
+                                       .adapter_parameters = AdapterParameters(model, adapter)};
   return numbers_[{base, longest_sequence, stages, adapter}] = classes_.size() - 1;
 }
 
 size_t Footprints::KindOf(const WorkerKind& kind) {
-  const auto found = std::find(kinds_.begin(), kinds_.end(), kind);
+  const auto found = std::ranges::find(kinds_, kind, &Kind::kind);
   if (found != kinds_.end()) return static_cast<size_t>(found - kinds_.begin());
-  kinds_.push_back(kind);
+  const WorkerKind layout = WithoutBudgets(kind);
+  const auto alike = std::ranges::find_if(
+      kinds_, [&](const Kind& other) { return WithoutBudgets(other.kind) == layout; });
+  kinds_.push_back({kind, static_cast<size_t>(alike - kinds_.begin())});
   return kinds_.size() - 1;
 }
 
 StageBytes Footprints::SlotBytes(size_t job_class, size_t worker_kind) {
   Class& entry = classes_[job_class];
-  if (entry.slot_bytes.size() <= worker_kind) entry.slot_bytes.resize(kinds_.size());
-  StageBytes& bytes = entry.slot_bytes[worker_kind];
+  const auto& [kind, layout] = kinds_[worker_kind];
+  if (entry.slot_bytes.size() <= layout) entry.slot_bytes.resize(layout + 1);
+  StageBytes& bytes = entry.slot_bytes[layout];
   if (bytes.size() > 0) return bytes;
   const Footprint& job = entry.footprint;
-  const WorkerKind& kind = kinds_[worker_kind];
   if (kind.stages.empty()) {
     bytes = StageBytes(BytesOfSlot(*job.model, *job.adapter, kind.device).total());
   }
@@ -52,11 +62,11 @@ StageBytes Footprints::SlotBytes(size_t job_class, size_t worker_kind) {
 
 StageBytes Footprints::GroupBytes(size_t base, const ModelShape& model, const GroupShape& shape,
                                   size_t worker_kind) {
-  const WorkerKind& kind = kinds_[worker_kind];
+  const auto& [kind, layout] = kinds_[worker_kind];
   const bool several = !kind.stages.empty();
   const DeviceShape& device = shape.device;
   const ShapeKey key{base,
-                     several ? worker_kind + 1 : 0,
+                     several ? layout + 1 : 0,
                      shape.capacity_tokens,
                      shape.longest_sequence,
                      static_cast<int>(device.kind),
@@ -80,7 +90,7 @@ StageBytes Footprints::GroupBytes(size_t base, const ModelShape& model, const Gr
 }
 
 bool Footprints::Fit(const StageBytes& bytes, size_t worker_kind) const {
-  const WorkerKind& kind = kinds_[worker_kind];
+  const WorkerKind& kind = kinds_[worker_kind].kind;
   if (kind.stages.empty()) return Fits(bytes[0], kind.budget_bytes);
   for (size_t s = 0; s < kind.stages.size(); ++s) {
     if (!Fits(bytes[s], kind.stages[s].budget_bytes)) return false;
@@ -88,21 +98,49 @@ bool Footprints::Fit(const StageBytes& bytes, size_t worker_kind) const {
   return true;
 }
 
-const Footprints::Alone& Footprints::AloneOn(size_t job_class, size_t worker_kind) {
+const std::vector<Footprints::Rung>& Footprints::LadderOf(Class& entry, size_t worker_kind) {
+  const auto& [kind, layout] = kinds_[worker_kind];
+  if (entry.ladder.size() <= layout) entry.ladder.resize(layout + 1);
+  std::vector<Rung>& ladder = entry.ladder[layout];
+  if (!ladder.empty()) return ladder;
+  const Footprint& job = entry.footprint;
+  if (!kind.stages.empty() && kind.base != job.base) return ladder = {Rung()};
+  const StageBytes slot = SlotBytes(static_cast<size_t>(&entry - classes_.data()), worker_kind);
+  for (const ShapeChoice& choice : ShapesAlone(job, kind)) {
+    Rung& rung = ladder.emplace_back();
+    rung.alone.shape = choice.shape;
+    rung.alone.bytes = rung.wanted = GroupBytes(job.base, *job.model, choice.shape, worker_kind);
+    rung.alone.bytes += slot;
+    for (int64_t i = 0; i < choice.adapters; ++i) rung.wanted += slot;
+  }
+  return ladder;
+}
+
+Footprints::Choice Footprints::ChoiceOn(size_t job_class, size_t worker_kind) {
   Class& entry = classes_[job_class];
   if (entry.alone.size() <= worker_kind) entry.alone.resize(kinds_.size());
-  std::optional<Alone>& alone = entry.alone[worker_kind];
-  if (alone) return *alone;
-  alone.emplace();
+  Choice& choice = entry.alone[worker_kind];
+  if (choice.rung >= 0) return choice;
+  const WorkerKind& kind = kinds_[worker_kind].kind;
   const Footprint& job = entry.footprint;
-  const WorkerKind& kind = kinds_[worker_kind];
+  const std::vector<Rung>& ladder = LadderOf(entry, worker_kind);
+  const bool is_own = kind.stages.empty() || kind.base == job.base;
+  size_t rung = 0;
+  while (is_own && rung + 1 < ladder.size() && !Fit(ladder[rung].wanted, worker_kind)) ++rung;
+  choice.rung = static_cast<int8_t>(rung);
   const auto stages = static_cast<int32_t>(std::max<size_t>(1, kind.stages.size()));
-  if (!kind.stages.empty() && kind.base != job.base) return *alone;
-  alone->shape = ShapeAlone(*this, job_class, worker_kind);
-  alone->bytes = GroupBytes(job.base, *job.model, alone->shape, worker_kind) +
-                 SlotBytes(job_class, worker_kind);
-  alone->fits = (job.stages == 0 || job.stages == stages) && Fit(alone->bytes, worker_kind);
-  return *alone;
+  choice.fits = is_own && (job.stages == 0 || job.stages == stages) &&
+                Fit(ladder[rung].alone.bytes, worker_kind);
+  return choice;
+}
+
+const Footprints::Alone& Footprints::AloneOn(size_t job_class, size_t worker_kind) {
+  const Choice choice = ChoiceOn(job_class, worker_kind);
+  return LadderOf(classes_[job_class], worker_kind)[static_cast<size_t>(choice.rung)].alone;
+}
+
+bool Footprints::FitsAlone(size_t job_class, size_t worker_kind) {
+  return ChoiceOn(job_class, worker_kind).fits;
 }
 
 }  // namespace lorad::planner

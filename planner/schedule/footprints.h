@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "planner/schedule/view.h"
 #include "planner/stages/stage_bytes.h"
 
@@ -53,7 +54,7 @@ class Footprints {
   size_t KindOf(const WorkerKind& kind);
 
   const Footprint& of(size_t job_class) const { return classes_[job_class].footprint; }
-  const WorkerKind& kind(size_t worker_kind) const { return kinds_[worker_kind]; }
+  const WorkerKind& kind(size_t worker_kind) const { return kinds_[worker_kind].kind; }
 
   // Of several workers bytes are by stage. REQUIRES, where the kind is of several: the job, or the
   // group, is of their base model.
@@ -63,32 +64,48 @@ class Footprints {
                         size_t worker_kind);
   // Whether each worker has memory for its stage.
   bool Fit(const StageBytes& bytes, size_t worker_kind) const;
-  // ShapeAlone, and whether the job may be on such workers, and alone fits them in it.
+  // The first of ShapesAlone that fits, else the last.
   struct Alone {
     GroupShape shape;
     StageBytes bytes;  // with its slot
-    bool fits = false;
   };
   const Alone& AloneOn(size_t job_class, size_t worker_kind);
-  bool FitsAlone(size_t job_class, size_t worker_kind) {
-    return AloneOn(job_class, worker_kind).fits;
-  }
+  // Whether the job may be on such workers, and alone fits them in that shape.
+  bool FitsAlone(size_t job_class, size_t worker_kind);
 
  private:
   using ClassKey = std::tuple<size_t, int64_t, int32_t, AdapterShape>;
   using ShapeKey =
       std::tuple<size_t, size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
+  // Kinds that differ in budgets alone have one layout, by which bytes go: workers of one device may
+  // all have other budgets.
+  struct Kind {
+    WorkerKind kind;
+    size_t layout = 0;  // the first kind of it
+  };
+  struct Rung {
+    Alone alone;
+    StageBytes wanted;  // with room for as many slots as it is tried with
+  };
+  struct Choice {
+    int8_t rung = -1;  // not asked for yet
+    bool fits = false;
+  };
   struct Class {
     Footprint footprint;
-    std::vector<std::optional<Alone>> alone;  // by kind
-    std::vector<StageBytes> slot_bytes;       // likewise; of no stages: not asked for yet
+    std::vector<StageBytes> slot_bytes;     // by layout; of no stages: not asked for yet
+    std::vector<std::vector<Rung>> ladder;  // likewise: ShapesAlone
+    std::vector<Choice> alone;              // by kind
   };
+
+  const std::vector<Rung>& LadderOf(Class& entry, size_t worker_kind);
+  Choice ChoiceOn(size_t job_class, size_t worker_kind);
 
   std::map<std::string, size_t> bases_;
   std::map<ClassKey, size_t, std::less<>> numbers_;  // found without a copy of the targets
   std::vector<Class> classes_;
-  std::vector<WorkerKind> kinds_;
-  std::map<ShapeKey, StageBytes> group_bytes_;
+  std::vector<Kind> kinds_;
+  absl::flat_hash_map<ShapeKey, StageBytes> group_bytes_;
 };
 
 }  // namespace lorad::planner

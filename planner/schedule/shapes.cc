@@ -34,6 +34,18 @@ GroupShape Grown(const GroupShape& shape, const Footprint& job, int64_t microbat
   return larger;
 }
 
+bool FitsWith(Footprints& sizes, const GroupState& group, StageBytes bytes, size_t job_class) {
+  bytes += group.slot_bytes;
+  bytes += sizes.SlotBytes(job_class, group.worker_kind);
+  return sizes.Fit(bytes, group.worker_kind);
+}
+
+// Whether a group that becomes of that shape has the bytes for the job, its number of slots aside.
+bool FitsIn(Footprints& sizes, const GroupState& group, const GroupShape& shape, size_t job_class) {
+  return FitsWith(sizes, group,
+                  sizes.GroupBytes(group.base, *group.model, shape, group.worker_kind), job_class);
+}
+
 // A group of the same worker without jobs, to be filled.
 GroupState EmptyOf(const GroupState& group) {
   GroupState empty;
@@ -72,24 +84,12 @@ std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kin
   return shapes;
 }
 
-GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind) {
-  const Footprint& job = sizes.of(job_class);
-  const std::vector<ShapeChoice> shapes = ShapesAlone(job, sizes.kind(worker_kind));
-  const StageBytes slot = sizes.SlotBytes(job_class, worker_kind);
-  for (const ShapeChoice& choice : shapes) {
-    StageBytes bytes = sizes.GroupBytes(job.base, *job.model, choice.shape, worker_kind);
-    for (int64_t i = 0; i < choice.adapters; ++i) bytes += slot;
-    if (sizes.Fit(bytes, worker_kind)) return choice.shape;
-  }
-  return shapes.back().shape;
-}
-
 GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
                       int64_t microbatch_tokens) {
   Footprints sizes;
   const size_t job_class =
       sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
-  return ShapeAlone(sizes, job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
+  return sizes.AloneOn(job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens})).shape;
 }
 
 bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_bytes,
@@ -118,10 +118,18 @@ GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_clas
   return shape;
 }
 
-bool FitsIn(Footprints& sizes, const GroupState& group, const GroupShape& shape, size_t job_class) {
-  return sizes.Fit(sizes.GroupBytes(group.base, *group.model, shape, group.worker_kind) +
-                       group.slot_bytes + sizes.SlotBytes(job_class, group.worker_kind),
-                   group.worker_kind);
+bool FitsIn(Footprints& sizes, const GroupState& group, size_t job_class) {
+  return FitsWith(sizes, group, group.bytes, job_class);
+}
+
+std::optional<GroupShape> ShapeToJoin(Footprints& sizes, const GroupState& group, size_t job_class,
+                                      bool resumes) {
+  if (!group.fresh()) {
+    const bool fits = Covers(group.shape, sizes.of(job_class)) && FitsIn(sizes, group, job_class);
+    return fits ? std::optional(group.shape) : std::nullopt;
+  }
+  const GroupShape shape = ShapeWith(sizes, group, job_class, resumes);
+  return FitsIn(sizes, group, shape, job_class) ? std::optional(shape) : std::nullopt;
 }
 
 std::optional<GroupShape> ShapeOf(Footprints& sizes, const GroupState& group,
@@ -129,9 +137,8 @@ std::optional<GroupShape> ShapeOf(Footprints& sizes, const GroupState& group,
   GroupState formed = EmptyOf(group);
   for (const ShapeFor& next : jobs) {
     if (formed.jobs == 0) {
-      const Footprints::Alone& alone = sizes.AloneOn(next.job_class, group.worker_kind);
-      if (!alone.fits) return std::nullopt;
-      formed.shape = alone.shape;
+      if (!sizes.FitsAlone(next.job_class, group.worker_kind)) return std::nullopt;
+      formed.shape = sizes.AloneOn(next.job_class, group.worker_kind).shape;
     } else {
       const GroupShape shape = ShapeWith(sizes, formed, next.job_class, next.resumes);
       if (formed.full() || !FitsIn(sizes, formed, shape, next.job_class)) return std::nullopt;

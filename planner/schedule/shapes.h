@@ -12,10 +12,7 @@
 
 namespace lorad::planner {
 
-// As schedule.h has it, of a class of jobs on a kind of workers; not remembered.
-GroupShape ShapeAlone(Footprints& sizes, size_t job_class, size_t worker_kind);
-
-// The shapes that it tries, the best first: the first that fits is taken, else the last.
+// The shapes that ShapeAlone tries, the best first, of a class of jobs on a kind of workers.
 std::vector<ShapeChoice> ShapesAlone(const Footprint& job, const WorkerKind& kind);
 
 // The group's shape with room for the job's sequences and rank; its microbatches as long as leave
@@ -26,8 +23,14 @@ GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_clas
 // Whether a group of that shape takes the job without being formed again.
 bool Covers(const GroupShape& shape, const Footprint& job);
 
-// Whether a group that becomes of that shape has the bytes for the job, its slots aside.
-bool FitsIn(Footprints& sizes, const GroupState& group, const GroupShape& shape, size_t job_class);
+// Whether the group as it is has the bytes for the job, its number of slots aside. REQUIRES: its own
+// are known: it is of the view, or has jobs.
+bool FitsIn(Footprints& sizes, const GroupState& group, size_t job_class);
+
+// The shape of a group that is open once the job has joined it, its own where that is formed or
+// being formed already; none where it does not hold the job.
+std::optional<GroupShape> ShapeToJoin(Footprints& sizes, const GroupState& group, size_t job_class,
+                                      bool resumes);
 
 // The shape of a group formed for these, the first first; none where not all fit, or are too many.
 struct ShapeFor {

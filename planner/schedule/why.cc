@@ -116,15 +116,12 @@ std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
     return absl::StrCat("behind ", NameOf(*ahead), ", for which ", name, " is draining");
   }
   if (group.full()) return absl::StrCat(name, " is full");
-  const GroupShape shape =
-      group.fresh() ? ShapeWith(round.sizes, group, job.job_class, job.job->resumes) : group.shape;
+  const auto shape = ShapeToJoin(round.sizes, group, job.job_class, job.job->resumes);
   const bool one = group.jobs == 1;
   const std::string jobs =
       absl::StrCat(one ? "the one job" : absl::StrCat("the ", group.jobs, " jobs"), " of ", name);
   const char* until = one ? "; waits until it ends" : "; waits until one of them ends";
-  if (Covers(shape, round.sizes.of(job.job_class)) &&
-      FitsIn(round.sizes, group, shape, job.job_class) &&
-      !round.Helps(group, shape, *job.job, job.work)) {
+  if (shape && !round.Helps(group, *shape, *job.job, job.work)) {
     return absl::StrCat(jobs, one ? " uses" : " use", " all its worker can do", until);
   }
   return absl::StrCat("does not fit beside ", jobs, " in its worker's memory", until);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -205,7 +206,6 @@ class Search {
     for (size_t to = 0; to < spots_.size(); ++to) {
       const Spot& spot = spots_[to];
       if (to == from || !IsOpen(to) || !spot.known) continue;
-      if (comes && !MayHold(spot, spots_[from])) continue;
       const int64_t capacity = spot.shape.capacity_tokens;
       Workload round = spot.crew.round();
       round += mean;
@@ -214,17 +214,17 @@ class Search {
       order.emplace_back(capacity > 0 ? RoundMs(times, round, capacity) : times.Ms(round, 1), to);
     }
     std::ranges::sort(order);
-    if (order.size() > kDestinations) order.resize(kDestinations);
     std::vector<size_t> destinations;
-    for (const auto& [round_ms, to] : order) destinations.push_back(to);
+    for (const auto& [round_ms, to] : order) {
+      if (destinations.size() == kDestinations) break;
+      if (!comes || HasRoomForOneOf(to, from)) destinations.push_back(to);
+    }
     return destinations;
   }
 
-  // As far as can be said at a glance.
-  bool MayHold(const Spot& to, const Spot& from) {
-    if (!to.empty()) return to.jobs < static_cast<size_t>(to.shape.slots_max);
-    return std::ranges::any_of(from.items, [&](size_t i) {
-      return MayMove(i) && round_.sizes.FitsAlone(item(i).job_class, to.group->worker_kind);
+  bool HasRoomForOneOf(size_t to, size_t from) {
+    return std::ranges::any_of(spots_[from].items, [&](size_t i) {
+      return MayMove(i) && work_ > 0 && spots_.ShapeIf(to, item(i), nullptr).has_value();
     });
   }
 
@@ -278,10 +278,11 @@ class Search {
 
   std::optional<Option> BestSwap() {
     std::optional<Option> best;
+    std::set<std::pair<size_t, size_t>> seen;  // of two spots each may be the other's destination
     for (size_t from = 0; from < spots_.size(); ++from) {
       if (!spots_[from].known || !spots_[from].accepts) continue;
       for (const size_t to : Destinations(from, false)) {
-        if (to < from) continue;  // was looked at from there
+        if (!seen.emplace(std::min(from, to), std::max(from, to)).second) continue;
         const double before_s = spots_.Sum(from) + spots_.Sum(to);
         for (const size_t i : spots_[from].items) {
           for (const size_t j : spots_[to].items) {

@@ -130,6 +130,7 @@ std::optional<GroupShape> Spots::ShapeIf(size_t index, const Item& comes,
                                          const Item* leaves) const {
   const Spot& spot = spots_[index];
   const GroupState& group = *spot.group;
+  --*work_;
   const size_t staying = spot.jobs - (leaves != nullptr ? 1 : 0);
   if (staying >= static_cast<size_t>(spot.shape.slots_max)) return std::nullopt;
   if (comes.waiter != nullptr &&

@@ -129,6 +129,34 @@ TEST_CASE("Idle workers that are of no use do not hide the one that is") {
   CHECK(Schedule(view).size() == 5);
 }
 
+TEST_CASE("Groups that have no room do not hide the one that has") {
+  std::vector<GroupView> groups = {Running("g", "slow", std::vector(6, JobWork{200, 10'000})),
+                                   Running("h", "slow", std::vector(3, JobWork{200, 10'000}))};
+  // One like those of `g` would have its shortest rounds here, if memory were not full.
+  for (int i = 0; i < 10; ++i) {
+    groups.push_back(Running("full" + std::to_string(i), "slow", {{300, 10'000}}));
+    groups.back().budget_bytes = BudgetFor(500, {64});
+  }
+  const ClusterView view = With(Timed({}, {}), groups);
+  const std::vector<Decision> decisions = Schedule(view);
+  CHECK(decisions.size() == 1);
+  for (const Decision& decision : decisions) CHECK(decision.to == "h");
+}
+
+TEST_CASE("Two jobs change places, wherever their groups stand") {
+  // That of `c` had better be on the fast worker, but not beside the other's.
+  std::vector<GroupView> groups = {Running("a", "fast", {{400, 100'000}})};
+  for (int i = 0; i < 10; ++i) {
+    groups.push_back(Running("b" + std::to_string(i), "slow", {{100, 100}}));
+  }
+  groups.push_back(Running("c", "slow", {{400, 140'000}}));
+  const std::vector<Decision> decisions = Schedule(With(Timed({}, {}), groups));
+  REQUIRE(decisions.size() == 2);
+  for (const Decision& decision : decisions) {
+    CHECK(decision.to == (decision.jobs[0] == "a0" ? "c" : "a"));
+  }
+}
+
 TEST_CASE("One that a quota would keep from coming back stays, and so does its group") {
   const std::vector<JobWork> four(4, JobWork{400, 10'000});
   ClusterView view = With(Timed({IdleOn("late", "slow")}, {}), {Running("g", "slow", four)});

@@ -247,7 +247,10 @@ class Simulation {
   void EvictFor(Place& place, double now_s) {
     const size_t job = FirstFor(place);
     const auto may_now = [&](const Place& one) {
-      return one.turn_s <= now_s && FirstFor(one) == job && line_.IsBefore(job, KeptFor(one));
+      const QueuedJob& queued = *round_.queue[job].job;
+      const bool parted = one.group.base_model == queued.base_model && !Mix(one.group, queued);
+      return one.turn_s <= now_s && FirstFor(one) == job && line_.IsBefore(job, KeptFor(one)) &&
+             !parted;
     };
     if (job == kNobody || !may_now(place)) {
       place.turn_s = kNever;
@@ -267,9 +270,10 @@ class Simulation {
       places.push_back(refuge.place);
       groups.push_back(&refuge.group);
     }
-    const auto accepts = [&](size_t p) {  // no other waits for it, nor is it kept
-      const size_t first = FirstFor(*places[p]);
-      return KeptFor(*places[p]) == kNobody && (first == kNobody || first == job);
+    const auto accepts = [&](size_t p) {  // nobody before the job waits for it, or has it kept
+      const size_t kept_for = KeptFor(*places[p]);
+      return !line_.IsBefore(FirstFor(*places[p]), job) && kept_for != job &&
+             !line_.IsBefore(kept_for, job);
     };
     const Waiter waiter = round_.queue[job];
     const double points =

@@ -135,6 +135,22 @@ TEST_CASE("whom another group has room for is moved there, and goes on") {
   CheckNear(seen.at("g0"), 0, 5);
 }
 
+TEST_CASE("whom a group has room for is moved there, though others wait for that behind") {
+  GroupView g = Full("g", 100, 100), h = Running("h", "slow", {{200, 100}});
+  g.budget_bytes = BudgetFor(9000, {64});
+  h.budget_bytes = BudgetFor(500, {64, 64});
+  // Its rows fit the worker of `g` alone, and `h` has room for one; behind it waits a job of another
+  // base model, which fits both workers.
+  ClusterView view = Crowded({Important(Steps("urgent", 100)), Steps("n", 10, 200, 0, "n")}, {g, h});
+  view.queue[0].longest_sequence = 9000;
+  view.workers[0].budget_bytes = g.budget_bytes;
+  const std::string text = Text(view);
+  INFO(text);
+  REQUIRE(text.find("replace g -> h: g1 for urgent") != std::string::npos);
+  // Both of `h` do 100 steps of 0.5 s; it was put out before, and went on when all others had ended.
+  CHECK(Foresee(view).at("g1").end_s == Approx(50).epsilon(0.1));
+}
+
 // Whatever happens all of them end, and no end is before what a job takes alone.
 TEST_CASE("a job that fits only a larger worker starts once those there can go elsewhere") {
   const int64_t large = BudgetFor(9000, {64, 64}), small = BudgetFor(500, {64, 64});

@@ -175,6 +175,9 @@ std::string TimeModel::BasisOf(const Workload& microbatch) const {
   const double off = (forward_.UncertaintyMs(microbatch, prior_.forward) +
                       backward_.UncertaintyMs(microbatch, BackwardPrior())) /
                      ms;
+  if (!std::isfinite(by) || !std::isfinite(off)) {
+    return absl::StrCat(basis(), ", nothing like it was measured");
+  }
   if (off > std::max(by, kUncertainFrom)) {
     return absl::StrFormat("%s, uncertain by %.0f %%", basis(), 100 * off);
   }

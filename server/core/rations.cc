@@ -86,11 +86,17 @@ void Core::State::Ration(
     return known->second;
   };
   Quotas::Allowance allowance(quotas_);
-  std::vector<planner::QueuedJob> may;
-  for (planner::QueuedJob& queued : view->queue) {
-    if (!fits_any(queued) || take(queued, allowance)) may.push_back(std::move(queued));
+  std::vector<bool> may(view->queue.size());
+  // First who is on its way to another group: it was counted when that was decided.
+  for (const bool on_its_way : {true, false}) {
+    for (size_t i = 0; i < may.size(); ++i) {
+      const planner::QueuedJob& queued = view->queue[i];
+      if (queued.to.empty() == on_its_way) continue;
+      may[i] = !fits_any(queued) || take(queued, allowance);
+    }
   }
-  view->queue = std::move(may);
+  size_t next = 0;
+  std::erase_if(view->queue, [&](const planner::QueuedJob&) { return !may[next++]; });
 }
 
 }  // namespace lorad::server

@@ -1,5 +1,6 @@
 // Two workers of one kind of which one is slower than the other, as stories.
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "tests/server/core/scenario.h"
@@ -71,31 +72,65 @@ struct House {
   }
 };
 
+void SetLabels(World& world, const std::string& job, const std::map<std::string, std::string>& to) {
+  v1::UpdateJobRequest request;
+  request.mutable_job()->set_name(job);
+  request.mutable_job()->mutable_labels()->insert(to.begin(), to.end());
+  request.mutable_update_mask()->add_paths("labels");
+  world.Get<v1::Job>(request);
+}
+
+void SetQuota(World& world, const std::string& label, int64_t running_jobs) {
+  v1::SetQuotaRequest request;
+  request.mutable_quota()->set_label(label);
+  request.mutable_quota()->set_running_jobs(running_jobs);
+  world.Get<v1::Quota>(request);
+}
+
 TEST_CASE("jobs of which more run than their quota has stay where they are, however slow that is") {
   House house;
   World& world = *house.world;
   house.Run(120);
-  for (const std::string& job : house.jobs) {
-    v1::UpdateJobRequest request;
-    request.mutable_job()->set_name(job);
-    (*request.mutable_job()->mutable_labels())["team"] = "math";
-    request.mutable_update_mask()->add_paths("labels");
-    world.Get<v1::Job>(request);
-  }
-  v1::SetQuotaRequest quota;
-  quota.mutable_quota()->set_label("team=math");
-  quota.mutable_quota()->set_running_jobs(kJobs / 2);
-  world.Get<v1::Quota>(quota);
+  for (const std::string& job : house.jobs) SetLabels(world, job, {{"team", "math"}});
+  SetQuota(world, "team=math", kJobs / 2);
   world.worker(0).mischief().slowness = 3 * kUsual;
   house.Run(120);
   CHECK(Look(world, 0).relative_speed() < 0.5);
   CHECK(house.Moves() == 0);
   for (const std::string& job : house.jobs) CHECK(world.StateOf(job) == v1::Job::RUNNING);
   // Once as many may run they go where all end earlier.
-  quota.mutable_quota()->set_running_jobs(kJobs);
-  world.Get<v1::Quota>(quota);
+  SetQuota(world, "team=math", kJobs);
   house.Run(120);
   CHECK(house.Moves() == 2);
+}
+
+TEST_CASE("a job on its way to another worker keeps its share of a full quota") {
+  House house;
+  World& world = *house.world;
+  for (const std::string& job : house.jobs) SetLabels(world, job, {{"team", "math"}});
+  // The first has lost its worker, may not run, and would go on before all others.
+  const std::string& first = house.jobs[0];
+  SetLabels(world, first, {{"team", "math"}, {"user", "first"}});
+  house.Run(120);
+  SetQuota(world, "user=first", 0);
+  const std::string group = world.Job(first).group();
+  const std::string worker = Look(world, Look(world, 0).group() == group ? 0 : 1).name();
+  v1::DrainWorkerRequest drain;
+  drain.set_name(worker);
+  world.Get<v1::Worker>(drain);
+  house.Run(120);
+  REQUIRE(world.StateOf(first) == v1::Job::QUEUED);
+  world.Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(worker));
+  house.Run(120);
+  SetQuota(world, "team=math", kJobs - 1);
+  SetQuota(world, "user=first", 1);
+  const int64_t moves = house.Moves();
+  world.worker(0).mischief().slowness = 3 * kUsual;
+  house.Run(120);
+  CHECK(house.Moves() > moves);
+  for (const std::string& job : house.jobs) {
+    CHECK(world.StateOf(job) == (job == first ? v1::Job::QUEUED : v1::Job::RUNNING));
+  }
 }
 
 TEST_CASE("jobs leave a worker that becomes slow, and come back when it recovers") {

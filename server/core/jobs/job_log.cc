@@ -66,6 +66,7 @@ void JobTable::LogTransition(JobState& job, v1::Job::State from, const std::stri
     return;
   }
   job.logged_whys.clear();
+  job.seen_why = 0;
   turn_.Info(OneLine(absl::StrCat(Titled(job.job()), ": ", what)));
 }
 

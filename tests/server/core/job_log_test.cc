@@ -3,6 +3,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -70,6 +71,28 @@ TEST_CASE("the log says why a job has failed, is cancelled, or waits again, and 
   world->Get<Job>(Named<v1::CancelJobRequest>(cancelled));
   world->RunUntilState(cancelled, Job::CANCELLED);
   CHECK(SaidOf(*world, world->Job(cancelled)).back().starts_with("CANCELLED at step "));
+}
+
+TEST_CASE("the log says why a job waits again, though it has waited for that before") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  v1::DrainWorkerRequest drain;
+  drain.set_name("worker-0");
+  drain.set_reason("a new driver");
+  world->Get<v1::Worker>(drain);
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(10'000);
+  const std::string name = world->Submit(content);
+  world->Sleep(30'000'000);
+  world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>("worker-0"));
+  world->RunUntilState(name, Job::RUNNING);
+  world->Get<v1::Worker>(drain);
+  world->RunUntilState(name, Job::QUEUED);
+  world->Sleep(30'000'000);
+  const auto said = SaidOf(*world, world->Job(name));
+  INFO(absl::StrJoin(said, "\n"));
+  CHECK(std::ranges::count(said, "waits: worker 'worker-0' is drained (a new driver)") == 2);
 }
 
 TEST_CASE("the log has memory in GiB") {

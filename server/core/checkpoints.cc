@@ -201,7 +201,10 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                             status.ToString()));
     // The shard's bytes do not change when it is sent again; the disk's answer may.
     const bool hopeless = absl::IsInvalidArgument(status) || absl::IsDataLoss(status);
-    if (job && !hopeless) {
+    GroupState* group = job ? GroupOf(*job) : nullptr;
+    if (group && group->epoch != commit.epoch) group = nullptr;
+    // The shard of a group that is no more is not sent again.
+    if (group && !hopeless) {
       jobs_.TellUnwritten(*job, commit.step,
                           absl::StrCat("the checkpoint of step ", commit.step,
                                        " cannot be written: ", std::string(status.message())));
@@ -211,8 +214,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
                                    : Unavailable("CHECKPOINT_NOT_WRITTEN",
                                                  std::string(status.message()), kRetryMs));
     }
-    GroupState* group = hopeless && job && IsPlaced(job->state()) ? GroupOf(*job) : nullptr;
-    if (group && group->epoch == commit.epoch) {
+    if (group && hopeless && IsPlaced(job->state())) {
       const std::string what =
           absl::StrCat("a checkpoint of job '", commit.job, "' at step ", commit.step,
                        " that is none: ", std::string(status.message()));

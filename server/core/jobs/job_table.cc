@@ -312,9 +312,10 @@ void JobTable::StoreBytes(JobState& job, int64_t step, int64_t bytes) {
 }
 
 void JobTable::TellUnwritten(JobState& job, int64_t step, const std::string& why) {
-  if (std::exchange(job.unwritten_step, step) == step) return;
-  job.unwritten_why = Utf8(absl::StrCat(why, "; it is tried again"));
-  AddEvent(job, "CHECKPOINT_NOT_WRITTEN", job.unwritten_why);
+  const std::string told = Utf8(absl::StrCat(why, "; it is tried again"));
+  const bool is_known = std::exchange(job.unwritten_step, step) == step;
+  if (std::exchange(job.unwritten_why, told) != told) Touch(job);
+  if (!is_known) AddEvent(job, "CHECKPOINT_NOT_WRITTEN", job.unwritten_why);
 }
 
 void JobTable::FreeBytes(JobState& job, int64_t step) {

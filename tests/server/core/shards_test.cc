@@ -347,6 +347,27 @@ TEST_CASE("a job that trains on shows why its checkpoint is not written, until o
   CHECK(world->Job(job).unsaved().empty());
 }
 
+TEST_CASE("why a checkpoint is not written is the newest reason, and goes with its group") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();
+  content.mutable_training()->set_epochs(100);
+  const std::string job = world->Submit(content);
+  world->FailSaves(absl::ResourceExhaustedError("the disk is full"));
+  world->RunUntil([&] { return !world->Job(job).unsaved().empty(); });
+  world->FailSaves(absl::PermissionDeniedError("the folder is read-only"));
+  world->RunUntil([&] {
+    return world->Job(job).unsaved().find("the folder is read-only") != std::string::npos;
+  });
+  CHECK(CountEvents(*world, job, "CHECKPOINT_NOT_WRITTEN") == 1);
+  world->worker(0).Kill();
+  world->RunUntil([&] { return world->StateOf(job) == Job::QUEUED; });
+  CHECK(world->Job(job).unsaved().empty());
+  world->FailSaves(absl::OkStatus());
+  world->RunUntilState(job, Job::RUNNING);
+  CHECK(world->Job(job).unsaved().empty());
+}
+
 TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is to end waits") {
   auto world = MakeWorld();
   world->StartWorkers();

@@ -41,11 +41,12 @@ std::string JobQueue::ShapeOf(const JobState& job) const {
 
 void JobQueue::Offer(JobState& job) {
   shapes_[ShapeOf(job)][options_.LabelGroup(job.job().labels())][KeyOf(job)] = &job;
+  job.viewed = views_;  // the next one says
   turn_.WantSchedule();
 }
 
 bool JobQueue::Withhold(JobState& job) {
-  job.beyond = false;
+  job.viewed = JobState::kNotOffered;
   const auto shape = shapes_.find(ShapeOf(job));
   if (shape == shapes_.end()) return false;
   const auto alike = shape->second.find(options_.LabelGroup(job.job().labels()));
@@ -179,17 +180,15 @@ void JobQueue::SetTimer() {
 // few shapes more each, for they may be placed together. Those behind have their turn when these
 // are placed.
 std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& members) const {
+  ++views_;
   std::vector<std::pair<Key, const JobState*>> view;
   for (const auto& [text, shape] : shapes_) {
-    for (const auto& [label, alike] : shape) {
-      for (const auto& [key, job] : alike) job->beyond = true;
-    }
     size_t of_each = 0;
     for (const Alike* alike : LookedAt(shape, &of_each)) {
       size_t taken = 0;
       for (const auto& [key, job] : *alike) {
         if (taken == of_each) break;
-        job->beyond = false;
+        job->viewed = views_;
         if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
         if (job->reads_content) continue;
         if (members.contains(job->name())) continue;  // about to leave its group

@@ -63,10 +63,11 @@ class JobQueue {
   // From 1. REQUIRES: it is in the queue.
   int PlaceOf(const JobState& job) const;
   // The jobs that a decision looks at, by importance and arrival. Jobs among `members` are about to
-  // leave their groups, and are left out. Of all that may be placed JobState::beyond is set.
+  // leave their groups, and are left out.
   std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
-  // So many of its kind come before it that no decision looks at it; 0: it does.
-  size_t Beyond(const JobState& job) const { return job.beyond ? ViewOfShape() : 0; }
+  // So many of its kind come before it that no decision looks at it; 0: it does, or it is not to be
+  // placed now.
+  size_t Beyond(const JobState& job) const { return job.viewed < views_ ? ViewOfShape() : 0; }
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
 
@@ -85,7 +86,7 @@ class JobQueue {
   void LosePlace(JobState& job);
   void CountPlaces() const;
   // Jobs of one shape and one label group are alike for a decision, or nearly.
-  using Alike = std::map<Key, JobState*>;
+  using Alike = absl::btree_map<Key, JobState*>;
   using Shape = std::map<std::string, Alike>;  // by label group
   std::string ShapeOf(const JobState& job) const;
   // Those of which a decision looks at some, so many of each.
@@ -103,6 +104,7 @@ class JobQueue {
   mutable bool places_known_ = true;
   // Those of the queue that may be placed now, by their shape.
   std::map<std::string, Shape> shapes_;
+  mutable int64_t views_ = 0;                            // so many were asked for
   std::set<std::pair<int64_t, std::string>> postponed_;  // (until_us, job)
   int64_t timer_us_ = 0;                                 // the earliest that is set; 0 = none
 };

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -65,7 +66,9 @@ struct JobState {
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them
   int place = 0;                // in the queue, from 1; 0: it has none yet
-  bool beyond = false;          // no decision looks at it: too many like it come before it
+  // Number of the last JobQueue::View() that had it, or before which it was offered.
+  static constexpr int64_t kNotOffered = std::numeric_limits<int64_t>::max();
+  int64_t viewed = kNotOffered;
   planner::AdapterShape adapter;    // job().adapter(), known once it has been queued
   bool resumes = false;             // queued, and before those that have not begun
   int64_t since_us = 0;             // in the queue, or in its group

@@ -264,6 +264,16 @@ def tell(*parts):
     print(*parts, flush=True)
 
 
+def drawn_on(screen):
+    """All that was written to its terminal until that was closed; one read may see but a part of it. Closes the screen."""
+    seen = b""
+    with contextlib.suppress(OSError):  # so a terminal ends
+        while piece := os.read(screen, 65536):
+            seen += piece
+    os.close(screen)
+    return seen.decode()
+
+
 def main(tests, lacking=None):
     """Runs the test functions, names those that fail, and ends the process. `lacking` says why none of them can run here.
     tools/test reads how many ran, and counts the others as skipped."""

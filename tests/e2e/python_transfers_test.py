@@ -22,7 +22,7 @@ import types
 from concurrent import futures
 
 import python_package
-from house import main
+from house import drawn_on, main
 
 FOLDER = python_package.load()
 
@@ -128,14 +128,10 @@ def seen_in_terminal(name, columns):
     with listening(Daemon()) as address:
         child = subprocess.Popen([sys.executable, "-c", SCRIPT, address, folder, FOLDER, *python_package.NEEDS], stderr=terminal)
         os.close(terminal)
-        seen = b""
-        with contextlib.suppress(OSError):  # so a terminal ends
-            while piece := os.read(screen, 65536):
-                seen += piece
-        os.close(screen)
-        assert child.wait() == 0, seen.decode()
+        seen = drawn_on(screen)
+        assert child.wait() == 0, seen
     assert (folder / "fetched/adapter_model.safetensors").read_bytes() == CONTENT
-    return seen.decode()
+    return seen
 
 
 def check_shown(seen, form, columns):
@@ -186,8 +182,7 @@ def test_a_job_in_a_terminal_without_tqdm():
             line.close()
         finally:
             sys.stderr = stderr
-        seen = os.read(screen, 65536).decode()
-    os.close(screen)
+    seen = drawn_on(screen)
     above, end = seen.split("job-aaaaaaaa  warning: few rows\r\n")
     assert above.endswith("\r\x1b[K") and above.count("\n") == 0 and above.count("RUNNING  step ") >= 4, seen
     assert end.count("\n") == 1 and end.endswith("SUCCEEDED  step 90/90  loss 0.1111  212 tokens/s\x1b[K\r\n"), seen

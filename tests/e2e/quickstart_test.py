@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from house import ROOT, main
+from house import ROOT, drawn_on, main
 
 BUILD = ROOT / "tools/quickstart_build.py"
 PLAYED = """#!/bin/sh
@@ -68,8 +68,7 @@ def test_one_line_on_a_terminal():
         ours, theirs = pty.openpty()
         done = built(folder, 0, stderr=theirs)
         os.close(theirs)
-        said = os.read(ours, 1 << 16).decode()
-        os.close(ours)
+        said = drawn_on(ours)
         assert done.returncode == 0 and "\r\x1b[Kbuilding: 200 of 1400 steps (14 %)" in said, repr(said)
         assert "\r\x1b[KERROR: b.cc does not compile" in said, repr(said)
         assert not re.search(r"building:[^\r]*\n", said), f"a line of progress stays: {said!r}"

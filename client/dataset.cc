@@ -59,8 +59,8 @@ void Print(const Dataset& dataset, const Session& session) {
 }
 
 // Sends rows as messages that hold a chunk each, below the API's limit of 1 MiB. A stream that the
-// server ended early is no error here: its Finish() says why. The bar counts bytes of the source:
-// nobody knows what the others will make.
+// server ended early is no error here: its Finish() says why. The bar counts what the source has
+// read: nobody knows what its rows will make.
 template <typename Request, typename Writer>
 absl::Status SendRows(RowSource& rows, Writer& writer, TransferBar& bar) {
   constexpr std::size_t kChunkBytes = 256 << 10;

@@ -172,6 +172,7 @@ absl::Status RowSource::StartParquet(const std::string& programs) {
   auto rows = ParquetRows::Start(std::move(file), columns_, name_, programs);
   if (!rows.ok()) return rows.status();
   parquet_ = *std::move(rows);
+  read_bytes_ = 0;  // those of the file, of which no row has come yet
   return absl::OkStatus();
 }
 
@@ -206,7 +207,11 @@ absl::StatusOr<std::string> RowSource::NextPlain() {
 }
 
 absl::StatusOr<std::string> RowSource::Next() {
-  if (parquet_ != nullptr) return parquet_->Next();
+  if (parquet_ != nullptr) {
+    absl::StatusOr<std::string> rows = parquet_->Next();
+    if (rows.ok()) read_bytes_ += static_cast<std::int64_t>(rows->size());
+    return rows;
+  }
   std::string out;
   while (out.empty() && !finished_) {
     const absl::StatusOr<std::string> bytes = NextPlain();

@@ -35,7 +35,8 @@ class RowSource {
   absl::StatusOr<std::string> Next();
   // Of all that Next() gives, where that is the file as it is; else 0.
   std::int64_t size_bytes() const { return size_bytes_; }
-  // Of the file, as it is packed or before it is converted; 0: nobody knows. And so many are read.
+  // Of the file, as it is packed or before it is converted; 0: nobody knows. And so many are read;
+  // of Parquet, which another process reads, so many of its rows' text.
   std::int64_t source_bytes() const { return source_bytes_; }
   std::int64_t read_bytes() const { return read_bytes_; }
 

@@ -17,7 +17,7 @@ import time
 import unicodedata
 
 from formats import write_model
-from house import House, main
+from house import ROOT, House, main
 from scripts_test import a_job, prepare
 
 
@@ -233,6 +233,27 @@ def test_a_file_that_is_packed_or_converted_has_the_time_left():
     house.clear()
 
 
+def test_parquet_has_a_bar_that_moves():
+    """The bytes of its rows are counted, from a file and from a pipe: what another process reads of the file, nobody sees."""
+    parquet = ROOT / "tests/client/parquet/many.parquet"  # of 12 KiB, 97 MiB of rows
+    with House(None, "--workers", "none") as house:
+        for name, path in (("file", parquet), ("pipe", "-")):
+            upload = Terminal([*house.lora_command(), "dataset", "add", name, path], talk=True)
+            if path == "-":
+                upload.program.stdin.write(parquet.read_bytes())
+            upload.program.stdin.close()
+            for _ in range(10):  # it stands still most of the time
+                upload.program.send_signal(signal.SIGSTOP)
+                time.sleep(0.25)
+                upload.program.send_signal(signal.SIGCONT)
+                time.sleep(0.02)
+            drawn = upload.to_the_end()
+            found = [float(mib) for mib in re.findall(rf"{name}  ([\d.]+) MiB  [\d.]+ [KM]iB/s  \d+s", drawn)]
+            assert len(found) >= 3 and found == sorted(found) and found[0] < found[-1] <= 97, (name, drawn)
+            assert "%" not in drawn, drawn
+    house.clear()
+
+
 def test_a_stored_dataset_that_is_validated_has_a_bar():
     with House(None, "--workers", "none") as house:
         house.lora("model", "add", "small", "--path", write_model(house.folder / "model", tokenizer=True))
@@ -250,4 +271,4 @@ def test_a_stored_dataset_that_is_validated_has_a_bar():
 
 if __name__ == "__main__":
     main([test_top_stays_up_to_date, test_what_has_room_on_a_terminal, test_odd_terminals, test_an_upload_that_takes_long_has_a_bar,
-          test_a_file_that_is_packed_or_converted_has_the_time_left, test_a_stored_dataset_that_is_validated_has_a_bar])
+          test_a_file_that_is_packed_or_converted_has_the_time_left, test_parquet_has_a_bar_that_moves, test_a_stored_dataset_that_is_validated_has_a_bar])

@@ -106,7 +106,11 @@ struct Writers {
   static absl::Status Dictionary(const JsonForm& form, const arrow::Array& array, std::int64_t i,
                                  std::string& out) {
     const auto& coded = checked_cast<const arrow::DictionaryArray&>(array);
-    return form.children_[0].Append(*coded.dictionary(), coded.GetValueIndex(i), out);
+    const std::int64_t code = coded.GetValueIndex(i);
+    if (code < 0 || code >= coded.dictionary()->length()) {  // which Arrow reads unseen
+      return absl::InvalidArgumentError("has a code that its dictionary lacks; is the file whole?");
+    }
+    return form.children_[0].Append(*coded.dictionary(), code, out);
   }
 
   static absl::Status Extension(const JsonForm& form, const arrow::Array& array, std::int64_t i,

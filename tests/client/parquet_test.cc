@@ -8,9 +8,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/str_split.h"
 #include "client/inputs/row_source.h"
 #include "tests/client/all_rows.h"
 #include "tests/client/gzip.h"
@@ -198,6 +200,31 @@ TEST_CASE("a damaged file is an error, wherever it is damaged") {
   std::string changed = whole;
   changed.replace(changed.find("5 + 5"), 5, "6 + 6");
   CHECK(AllOf(Write("damaged.parquet", changed)).find("CRC") != std::string::npos);
+}
+
+// coded.parquet has no checksums, and codes of three bits for five words.
+TEST_CASE("a code that a dictionary lacks is an error, and no row") {
+  const std::string whole = ContentOf(PathOf("coded.parquet"));
+  const std::set<std::string> right = {"{\"text\": \"zero\"}", "{\"text\": \"one\"}",
+                                       "{\"text\": \"two\"}", "{\"text\": \"three\"}",
+                                       "{\"text\": \"four\"}"};
+  const std::size_t begin = whole.find("four") + 4;  // the page of codes, with its head
+  int lacking = 0;
+  for (std::size_t at = begin; at < begin + 66; ++at) {
+    for (const char flip : {'\x07', '\x41', '\xff'}) {
+      std::string damaged = whole;
+      damaged[at] = static_cast<char>(damaged[at] ^ flip);
+      const std::string said = AllOf(Write("coded.parquet", damaged));
+      INFO("byte " << at << ": " << said);
+      REQUIRE(said.find("ended by signal") == std::string::npos);
+      if (said.find("has a code that its dictionary lacks") != std::string::npos) ++lacking;
+      if (said.starts_with("error: BAD_ROWS_FILE: ")) continue;
+      for (const absl::string_view row : absl::StrSplit(said, '\n', absl::SkipEmpty())) {
+        REQUIRE(right.contains(std::string(row)));
+      }
+    }
+  }
+  CHECK(lacking > 20);
 }
 
 TEST_CASE("a program that is not there, or does not start, is told") {

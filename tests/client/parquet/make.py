@@ -17,6 +17,7 @@ import pyarrow.parquet.encryption as pe  # noqa: E402
 
 TURNS = [{"role": "user", "content": "2 + 2?", "weight": None}, {"role": "assistant", "content": "4 \u2713", "weight": 1}]
 PLAIN = [{"prompt": f"{i} + {i} =", "completion": f" {2 * i}"} for i in range(7)]
+CODED = ["zero", "one", "two", "three", "four"]  # in three bits, where 5 to 7 mean none
 # Each value stands beside its type, null comes on top of each.
 KINDS = {
     "text": (pa.string(), ["", "quote\" back\\ \n\t\b\f\r\x00\x1f\x7f", "it\u2019s \U0001f600 \u2028"]),
@@ -104,6 +105,8 @@ def main():
     write("nocolumn", pa.table({}))
     write("twice", pa.Table.from_arrays([plain["prompt"], plain["prompt"]], names=["prompt", "prompt"]))
     write("lacking", pa.table({"prompt": ["a", None], "completion": ["b", "c"]}))
+    write("coded", pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 3, 4] * 20, pa.int32()), CODED)}), compression="none",
+          write_statistics=False)
     write_encrypted("encrypted", plain)
     write_encrypted("footer", plain, plaintext_footer=True)
     # Small files of much: 8 MiB of indices into one value, and one row that is longer than a row may be.

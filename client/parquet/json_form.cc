@@ -21,6 +21,14 @@ namespace lorad::client {
 using arrow::Type;
 using arrow::internal::checked_cast;
 
+namespace {
+
+constexpr std::size_t kRowBytesMax = 16 << 20;
+
+absl::Status TooLong() { return absl::InvalidArgumentError("makes the row longer than 16 MiB"); }
+
+}  // namespace
+
 // One for each kind of type.
 struct Writers {
   static absl::Status Nothing(const JsonForm&, const arrow::Array&, std::int64_t, std::string&) {
@@ -64,7 +72,9 @@ struct Writers {
   template <typename ArrayType>
   static absl::Status Text(const JsonForm&, const arrow::Array& array, std::int64_t i,
                            std::string& out) {
-    const std::string quoted(Quoted(std::string(checked_cast<const ArrayType&>(array).GetView(i))));
+    const std::string_view text = checked_cast<const ArrayType&>(array).GetView(i);
+    if (out.size() + text.size() > kRowBytesMax) return TooLong();  // quoting can make six of one
+    const std::string quoted = Quoted(std::string(text));
     if (quoted.empty()) return absl::InvalidArgumentError("is not UTF-8");
     out += quoted;
     return absl::OkStatus();
@@ -245,9 +255,12 @@ absl::Status JsonForm::Take(const std::string& column, const std::string& path,
 }
 
 absl::Status JsonForm::Append(const arrow::Array& array, std::int64_t i, std::string& out) const {
-  if (!array.IsNull(i)) return write_(*this, array, i, out);
-  out += "null";
-  return absl::OkStatus();
+  if (array.IsNull(i)) {
+    out += "null";
+  } else if (auto status = write_(*this, array, i, out); !status.ok()) {
+    return status;
+  }
+  return out.size() > kRowBytesMax ? TooLong() : absl::OkStatus();
 }
 
 void AppendFloat(double value, std::string& out) {

@@ -18,8 +18,9 @@ class JsonForm {
   // Of the column of that name. INVALID_ARGUMENT: JSON has no such values, and the way to mend it.
   static absl::StatusOr<JsonForm> Of(const std::string& column, const arrow::DataType& type);
 
-  // Appends value `i`, or null. REQUIRES: `array` is of the form's type. INVALID_ARGUMENT: JSON has
-  // no such value ("is not UTF-8"); what was appended is of no use then.
+  // Appends value `i`, or null, to `out`, which is the text of its row so far. REQUIRES: `array` is
+  // of the form's type. INVALID_ARGUMENT: JSON has no such value ("is not UTF-8"), or it "makes the
+  // row longer than 16 MiB", and no more of it is made; what was appended is of no use then.
   absl::Status Append(const arrow::Array& array, std::int64_t i, std::string& out) const;
 
  private:

@@ -25,7 +25,6 @@ namespace {
 
 constexpr std::int64_t kBatchRows = 64;
 constexpr std::int64_t kArrowBytesMax = std::int64_t{1} << 30;
-constexpr std::size_t kRowBytesMax = 16 << 20;
 constexpr std::size_t kWriteBytes = 64 << 10;
 
 absl::Status Wrong(absl::string_view what) { return absl::InvalidArgumentError(what); }
@@ -66,12 +65,14 @@ class Rows {
     JsonForm form;
   };
 
-  absl::Status AppendRow(const arrow::RecordBatch& batch, std::int64_t i);
+  // Makes `row_` of row `i`.
+  absl::Status MakeRow(const arrow::RecordBatch& batch, std::int64_t i);
 
   const std::map<std::string, std::string>& columns_;
   const std::function<bool(absl::string_view)>& write_;
   std::vector<Column> fields_;
   std::int64_t rows_ = 0;
+  std::string row_;
   std::string out_;
 };
 
@@ -102,10 +103,9 @@ absl::Status Rows::TakeSchema(const arrow::Schema& schema) {
   return absl::OkStatus();
 }
 
-absl::Status Rows::AppendRow(const arrow::RecordBatch& batch, std::int64_t i) {
-  const std::size_t begin = out_.size();
+absl::Status Rows::MakeRow(const arrow::RecordBatch& batch, std::int64_t i) {
   const char* before = "";
-  out_ += '{';
+  row_.assign(1, '{');
   for (std::size_t k = 0; k < fields_.size(); ++k) {
     const Column& column = fields_[k];
     const arrow::Array& values = *batch.column(static_cast<int>(k));
@@ -113,17 +113,14 @@ absl::Status Rows::AppendRow(const arrow::RecordBatch& batch, std::int64_t i) {
       if (!column.renamed) continue;
       return Wrong(absl::StrCat("row ", rows_, " has no ", column.name, ", which --columns names"));
     }
-    absl::StrAppend(&out_, before, column.key);
+    absl::StrAppend(&row_, before, column.key);
     before = ", ";
-    if (const auto status = column.form.Append(values, i, out_); !status.ok()) {
+    if (const auto status = column.form.Append(values, i, row_); !status.ok()) {
       return Wrong(absl::StrCat("row ", rows_, ": a value in column ", column.name, " ",
                                 std::string(status.message())));
     }
-    if (out_.size() - begin > kRowBytesMax) {
-      return Wrong(absl::StrCat("row ", rows_, " is longer than 16 MiB"));
-    }
   }
-  out_ += "}\n";
+  row_ += "}\n";
   return absl::OkStatus();
 }
 
@@ -132,11 +129,8 @@ absl::Status Rows::TakeBatch(const arrow::RecordBatch& batch, bool& go_on) {
   if (const arrow::Status valid = batch.Validate(); !valid.ok()) return FromArrow(valid);
   for (std::int64_t i = 0; i < batch.num_rows() && go_on; ++i) {
     ++rows_;
-    const std::size_t before = out_.size();
-    if (const auto status = AppendRow(batch, i); !status.ok()) {
-      out_.resize(before);
-      return status;
-    }
+    if (const auto status = MakeRow(batch, i); !status.ok()) return status;
+    out_ += row_;
     if (out_.size() >= kWriteBytes) go_on = Flush();
   }
   return absl::OkStatus();

@@ -1,10 +1,12 @@
 // Rows of Parquet become the JSON Lines that Python's json.dumps makes of them, in a process of their
 // own. tests/client/parquet/make.py made the files.
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -157,7 +159,7 @@ TEST_CASE("what has no JSON is told by column and type, with the way to convert 
       {"footer",
        "is encrypted, which is not read; pyarrow.parquet.read_table(path, "
        "decryption_properties=..) reads it"},
-      {"long", "row 1 is longer than 16 MiB"},
+      {"long", "row 1: a value in column text makes the row longer than 16 MiB"},
       {"huge",
        "takes more than 1 GiB of memory; with pandas, frame.to_parquet(path, "
        "row_group_size=1000) writes it in smaller pieces"},
@@ -261,6 +263,37 @@ std::int64_t PeakKibOfChild() {
     if (word == "VmHWM:" && status >> kib) return kib;
   }
   return 0;
+}
+
+// What the program takes while it reads a file, in KiB.
+std::int64_t PeakKibOf(const std::string& path) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const bool opened = std::freopen(path.c_str(), "rb", stdin) != nullptr &&
+                        std::freopen("/dev/null", "w", stdout) != nullptr &&
+                        std::freopen("/dev/null", "w", stderr) != nullptr;
+    if (opened) execl("client/parquet/lorad-parquet", "lorad-parquet", nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  rusage used = {};
+  REQUIRE(wait4(pid, &status, 0, &used) == pid);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) == 1);
+  return used.ru_maxrss;
+}
+
+// 40 MiB of control characters, each of which JSON writes in six, in one string and in forty.
+TEST_CASE("a row that is too long is refused before much of it is made") {
+  for (const char* name : {"control", "controls"}) {
+    const std::string path = PathOf(name + std::string(".parquet"));
+    CHECK(AllOf(path) == "error: BAD_ROWS_FILE: " + path +
+                             ": row 1: a value in column text makes the row longer than 16 MiB\n");
+    [[maybe_unused]] const std::int64_t peak_kib = PeakKibOf(path);
+#ifndef __SANITIZE_ADDRESS__  // which keeps what is freed
+    CHECK(peak_kib < 256 << 10);
+#endif
+  }
 }
 
 TEST_CASE("what unpacks to much takes little memory, and ends when nobody reads on") {

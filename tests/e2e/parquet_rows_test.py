@@ -30,7 +30,7 @@ FILES = ROOT / "tests/client/parquet"
 GSM8K = [json.loads(line)["messages"] for line in (ROOT / "examples/data/gsm8k_train.jsonl").read_text().splitlines()]
 # Where one refuses what the other takes: a map becomes a list of pairs in Python, no rows are an error of the package's later, and the
 # command line bounds a row and its memory.
-ONE_REFUSES = {"map", "norow", "nocolumn", "twice", "long", "huge"}
+ONE_REFUSES = {"map", "norow", "nocolumn", "twice", "long", "control", "controls", "huge"}
 
 
 def write_lines(path, values):

@@ -112,6 +112,8 @@ def main():
     # Small files of much: 8 MiB of indices into one value, and one row that is longer than a row may be.
     write("many", pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 1000])}), compression="zstd")
     write("long", pa.table({"text": pa.array([["x" * (1 << 20)] * 20])}), compression="zstd")
+    write("control", pa.table({"text": ["\x01" * (40 << 20)]}), compression="zstd", use_dictionary=False, write_statistics=False)
+    write("controls", pa.table({"text": [["\x01" * (1 << 20)] * 40]}), compression="zstd", write_statistics=False)
     write("huge", pa.table({"text": pa.array([["x" * (16 << 20)] * 64])}), compression="zstd")
 
 

@@ -243,8 +243,13 @@ absl::Status JsonForm::Take(const std::string& column, const std::string& path,
                                   : AddChild(column, path + "[]", *type.field(0)->type());
   }
   for (const std::shared_ptr<arrow::Field>& field : type.fields()) {
+    const std::string quoted = Quoted(field->name());
+    if (quoted.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the name of a field in column ", column, " is not UTF-8; rename it"));
+    }
     const std::string inner = absl::StrCat(path, ".", field->name());
-    const std::string key = absl::StrCat(Quoted(field->name()), ": ");
+    const std::string key = absl::StrCat(quoted, ": ");
     if (std::ranges::find(keys_, key) != keys_.end()) {
       return absl::InvalidArgumentError(absl::StrCat("two fields are ", inner, "; rename one"));
     }

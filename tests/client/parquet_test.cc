@@ -170,6 +170,21 @@ TEST_CASE("what has no JSON is told by column and type, with the way to convert 
   }
 }
 
+TEST_CASE("a name that is not UTF-8 is told before the first row") {
+  std::string bytes = ContentOf(PathOf("fields.parquet"));
+  CHECK(AllOf(PathOf("fields.parquet")) == "{\"pair\": {\"named\": 1}}\n");
+  for (const auto& [name, what] :
+       {std::pair("named", "a field in column pair"), {"pair", "a column"}}) {
+    std::string changed = bytes;
+    for (std::size_t at = 0; (at = changed.find(name, at)) != std::string::npos;)
+      changed[at] = '\xff';
+    const std::string path = Write("fields.parquet", changed);
+    INFO(name);
+    CHECK(AllOf(path).starts_with("error: BAD_ROWS_FILE: " + path + ": the name of " + what +
+                                  " is not UTF-8"));
+  }
+}
+
 TEST_CASE("a damaged file is an error, wherever it is damaged") {
   const std::string whole = ContentOf(PathOf("plain.parquet"));
   const std::string rows = ContentOf(PathOf("plain.jsonl"));

@@ -101,6 +101,7 @@ def main():
                                ("nan", [1.0, float("nan")], pa.float64()), ("infinite", [1.0, float("inf")], pa.float64())):
         write(name, column(name, values, kind))
     write("latin", pa.table({"prompt": pa.array([b"a", b"\xff"]).view(pa.string())}))
+    write("fields", pa.table({"pair": [{"named": 1}]}), store_schema=False, compression="none")  # without Arrow's copy of the names
     write("norow", plain.slice(0, 0))
     write("nocolumn", pa.table({}))
     write("twice", pa.Table.from_arrays([plain["prompt"], plain["prompt"]], names=["prompt", "prompt"]))

@@ -64,11 +64,16 @@ bool BeginsParquet(absl::string_view bytes) {
   return absl::StartsWith(bytes, "PAR1") || absl::StartsWith(bytes, "PARE");
 }
 
-// A list is told from lines by its bracket.
-RowFormat GuessFormat(absl::string_view path, absl::string_view bytes) {
+// By its name alone: any bytes may be a header.
+std::optional<RowFormat> NamedTable(absl::string_view path) {
   path = WithoutPacking(path);
   if (absl::EndsWith(path, ".csv")) return RowFormat::kCsv;
   if (absl::EndsWith(path, ".tsv")) return RowFormat::kTsv;
+  return std::nullopt;
+}
+
+// A list is told from lines by its bracket.
+RowFormat GuessFormat(absl::string_view bytes) {
   if (absl::StartsWith(bytes, "\xef\xbb\xbf")) bytes.remove_prefix(3);
   const std::size_t at = bytes.find_first_not_of(" \t\r\n");
   const bool list = at != absl::string_view::npos && bytes[at] == '[';
@@ -131,14 +136,16 @@ absl::Status RowSource::Prepare(const std::string& format, const std::string& pr
     if (!plain.ok()) return plain.status();
     first_ = *std::move(plain);
   }
+  const std::optional<RowFormat> table = NamedTable(path_);
   const bool named = absl::EndsWith(WithoutPacking(path_), ".parquet");
-  if (format == kParquet || (format.empty() && (named || BeginsParquet(first_)))) {
-    return StartParquet(programs);
-  }
+  const bool parquet = named || (!table && BeginsParquet(first_));
+  if (format == kParquet || (format.empty() && parquet)) return StartParquet(programs);
   for (const Refused& refused : kRefused) {
     if (Begins(first_, refused.magic)) return Wrong(std::string(refused.what));
   }
-  const RowFormat meant = format.empty() ? GuessFormat(path_, first_) : *FormatOf(format);
+  const RowFormat meant = !format.empty() ? *FormatOf(format)
+                          : table         ? *table
+                                          : GuessFormat(first_);
   if (format.empty() && meant == RowFormat::kLines && LooksLikeTable(first_)) {
     return Wrong(
         "line 1 is no JSON object, as JSON Lines has it; say --format csv or tsv of a table");
@@ -156,8 +163,10 @@ absl::Status RowSource::Prepare(const std::string& format, const std::string& pr
 
 absl::Status RowSource::StartParquet(const std::string& programs) {
   if (!BeginsParquet(first_)) {
-    return Wrong(first_.empty() ? "is empty, and no Parquet file"
-                                : "is no Parquet file, which begins with PAR1");
+    return Wrong(first_.empty()
+                     ? "is empty, and no Parquet file"
+                     : "is no Parquet file, which begins with PAR1; say --format jsonl, json, csv "
+                       "or tsv, whichever it is");
   }
   std::error_code error;
   File file;

@@ -72,9 +72,14 @@ TEST_CASE("Parquet is told by its first bytes, its name or the option") {
   CHECK(AllOf(Write("rows.parquet.gz", Gzip(bytes))) == plain);
   CHECK(AllOf(Write("rows.gz", Gzip(bytes))) == plain);
   CHECK(AllOf(Write("par.txt", "PAR1\nx\n"), "", "csv") == "{\"PAR1\": \"x\"}\n");
+  // A table is one by its name, whatever its header says.
+  CHECK(AllOf(Write("par.csv", "PARENT,n\nx,1\n")) == "{\"PARENT\": \"x\", \"n\": \"1\"}\n");
+  CHECK(AllOf(Write("par.tsv", "PAR1\tn\nx\t1\n")) == "{\"PAR1\": \"x\", \"n\": \"1\"}\n");
+  CHECK(AllOf(Write("par.csv.gz", Gzip("PARENT\nx\n"))) == "{\"PARENT\": \"x\"}\n");
   const std::string other = Write("other.parquet", "{\"text\": \"a\"}\n");
-  CHECK(AllOf(other) ==
-        "error: BAD_ROWS_FILE: " + other + ": is no Parquet file, which begins with PAR1\n");
+  CHECK(AllOf(other) == "error: BAD_ROWS_FILE: " + other +
+                            ": is no Parquet file, which begins with PAR1; say --format jsonl, "
+                            "json, csv or tsv, whichever it is\n");
   CHECK(AllOf(other, "", "jsonl") == "{\"text\": \"a\"}\n");
   const std::string empty = Write("empty.parquet", "");
   CHECK(AllOf(empty) == "error: BAD_ROWS_FILE: " + empty + ": is empty, and no Parquet file\n");

@@ -116,6 +116,15 @@ def test_the_package_reads_the_same():
     assert 8 < taken < len(names) - len(ONE_REFUSES), (taken, len(names))
 
 
+def test_a_table_whose_header_begins_as_parquet_does():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (("a.csv", b"PARENT,n\nx,1\n"), ("a.tsv", b"PAR1\tn\nx\t1\n"), ("a.csv.gz", gzip.compress(b"PARENT,n\nx,1\n"))):
+            path = pathlib.Path(folder) / name
+            path.write_bytes(text)
+            (row,) = map(json.loads, rows.json_lines(path))
+            assert list(row.values()) == ["x", "1"], (name, row)
+
+
 def some_text(source):
     return "".join(chr(source.choice([source.randrange(1, 128), source.randrange(128, 0xD800), source.randrange(0xE000, 0x110000)]))
                    for _ in range(source.randrange(12)))
@@ -157,4 +166,5 @@ def test_random_rows():
 
 
 if __name__ == "__main__":
-    main([test_gsm8k_has_one_hash, test_standard_input_validation_and_errors, test_the_package_reads_the_same, test_random_rows])
+    main([test_gsm8k_has_one_hash, test_standard_input_validation_and_errors, test_the_package_reads_the_same,
+          test_a_table_whose_header_begins_as_parquet_does, test_random_rows])

@@ -147,7 +147,7 @@ def _file_lines(path: pathlib.Path, columns: Columns | None, argument: str) -> I
         file, packing, broken = _unpacked(raw, path)
         try:
             front = _begins(file)
-            if front.startswith(PARQUET):
+            if front.startswith(PARQUET) and not _delimiter(path):
                 if packing:
                     raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
                 for number, row in enumerate(_parquet_rows(path)):
@@ -205,10 +205,15 @@ def _parquet_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
         raise wrong(str(path), f"is no whole Parquet file: {error}") from None
 
 
-def _text_lines(file: Any, path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+def _delimiter(path: pathlib.Path) -> str:
+    """What is between the columns of a table, which its name alone tells: any bytes may be a header. "": it is none."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
-    if name.endswith((".csv", ".tsv")):
-        yield from _table_lines(file, str(path), "\t" if name.endswith(".tsv") else ",", columns)
+    return {".csv": ",", ".tsv": "\t"}.get(name[-4:], "")
+
+
+def _text_lines(file: Any, path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+    if delimiter := _delimiter(path):
+        yield from _table_lines(file, str(path), delimiter, columns)
         return
     head: bytes = file.read(CHUNK_BYTES)
     rest = iter(lambda: file.read(CHUNK_BYTES), b"")

@@ -24,8 +24,6 @@ namespace {
 
 constexpr std::size_t kReadBytes = 256 << 10;
 constexpr std::size_t kSaidBytesMax = 4 << 10;
-// A dataset may have as much of JSON Lines, which is more than Parquet takes for the same rows.
-constexpr std::int64_t kSpoolBytesMax = std::int64_t{4} << 30;
 constexpr int kCannotStart = 127;  // said by the loader, or by posix_spawn
 
 absl::Status Missing(const std::string& why) {
@@ -50,7 +48,7 @@ File Opened(int descriptor, const char* mode) {
 }  // namespace
 
 absl::StatusOr<File> Spooled(const std::function<absl::StatusOr<std::string>()>& next,
-                             const std::string& file_name) {
+                             const std::string& file_name, std::int64_t bytes_max) {
   const auto failed = [&](const std::string& why) {
     return Error("NO_ROOM_FOR_ROWS",
                  absl::StrCat(file_name,
@@ -71,7 +69,11 @@ absl::StatusOr<File> Spooled(const std::function<absl::StatusOr<std::string>()>&
     if (!piece.ok()) return piece.status();
     if (piece->empty()) break;
     bytes += static_cast<std::int64_t>(piece->size());
-    if (bytes > kSpoolBytesMax) return failed("it is larger than 4 GiB");
+    if (bytes > bytes_max) {
+      return Error("BAD_ROWS_FILE",
+                   absl::StrCat(file_name, ": is larger than ", bytes_max >> 20,
+                                " MiB, unpacked or through a pipe; unpack it and give the file"));
+    }
     if (std::fwrite(piece->data(), 1, piece->size(), file.get()) < piece->size()) {
       return failed(std::strerror(errno));
     }

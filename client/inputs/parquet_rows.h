@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -18,11 +19,14 @@ struct CloseFile {
 };
 using File = std::unique_ptr<std::FILE, CloseFile>;
 
+// A dataset may have as much of JSON Lines, which is more than Parquet takes for the same rows.
+inline constexpr std::int64_t kSpoolBytesMax = std::int64_t{4} << 30;
+
 // The bytes that `next` gives, up to the "" at their end, in a file without a name: Parquet is read
 // from its end. It lies in $TMPDIR or /tmp and goes with the process. Errors: those of `next`,
-// NO_ROOM_FOR_ROWS.
+// NO_ROOM_FOR_ROWS; BAD_ROWS_FILE where it would be larger than `bytes_max`, whole MiB.
 absl::StatusOr<File> Spooled(const std::function<absl::StatusOr<std::string>()>& next,
-                             const std::string& file_name);
+                             const std::string& file_name, std::int64_t bytes_max = kSpoolBytesMax);
 
 // The rows of a Parquet file as JSON Lines. Another process makes them, lorad-parquet
 // (client/parquet): its libraries are large, and what a malicious file makes of them is its own.

@@ -111,6 +111,19 @@ TEST_CASE("what comes through a pipe is kept in a file without a name meanwhile"
   CHECK(said.find("TMPDIR names another folder") != std::string::npos);
 }
 
+TEST_CASE("what comes through a pipe has a bound, and the file itself has none") {
+  int pieces = 0;
+  const auto next = [&]() -> absl::StatusOr<std::string> {
+    return pieces-- > 0 ? std::string(1 << 20, 'x') : std::string();
+  };
+  pieces = 2;
+  CHECK(Spooled(next, "f", 2 << 20).ok());
+  pieces = 3;
+  CHECK(ErrorText(Spooled(next, "f", 2 << 20).status()) ==
+        "error: BAD_ROWS_FILE: f: is larger than 2 MiB, unpacked or through a pipe; unpack it and "
+        "give the file\n");
+}
+
 TEST_CASE("columns are renamed as of a table") {
   std::string renamed = ContentOf(PathOf("plain.jsonl"));
   for (std::size_t at = 0; (at = renamed.find("\"prompt\"", at)) != std::string::npos; ++at) {

@@ -53,7 +53,7 @@ class Watch {
       : session_(session),
         options_(options),
         bars_(!options.jobs.empty() && !session.json && isatty(STDOUT_FILENO) != 0),
-        view_(std::cout, bars_, TerminalColumns) {}
+        view_(std::cout, std::cerr, bars_, TerminalColumns) {}
 
   absl::Status Run() {
     Following following;
@@ -61,7 +61,8 @@ class Watch {
     following.live_only = options_.jobs.empty();
     following.told = [this](const WatchJobsResponse& news) { return Take(news); };
     following.lost = [this] {
-      std::cerr << "lora: lost " << session_.server << "; trying again\n";
+      std::lock_guard lock(mutex_);
+      view_.Say(absl::StrCat("lora: lost ", session_.server, "; trying again"));
     };
     session_.channel();  // made before there are threads
     std::thread sizes([this] { FollowSize(); });
@@ -113,12 +114,13 @@ class Watch {
   }
 
   // A paused job is not done: the watch goes on, perhaps for days, so it says what it waits for.
-  void SayPaused(const Job& job) const {
+  void SayPaused(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!options_.ends() || job.state() != Job::PAUSED) return;
     const auto before = states_.find(job.name());
     if (before != states_.end() && before->second == Job::PAUSED) return;
-    std::cerr << "lora: " << job.name() << " is PAUSED; waiting until it is resumed (`lora resume "
-              << job.name() << "`) or cancelled" << std::endl;
+    view_.Say(absl::StrCat("lora: ", job.name(),
+                           " is PAUSED; waiting until it is resumed (`lora resume ", job.name(),
+                           "`) or cancelled"));
   }
 
   bool AllDone() const {

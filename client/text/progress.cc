@@ -158,12 +158,19 @@ void ProgressView::PrintLine(const Job& job, std::int64_t now_ms) {
   out_ << ProgressLine(job) << std::endl;
 }
 
+void ProgressView::Say(const std::string& line) {
+  if (terminal_) GoUp(/*erase=*/true);
+  out_.flush();
+  said_ << line << std::endl;
+  if (terminal_) Redraw();
+}
+
 void ProgressView::FollowSize() {
   if (terminal_ && !drawn_.empty() && columns_of_() != columns_) Redraw();
 }
 
 // A terminal that has become narrower has wrapped what was drawn.
-void ProgressView::Redraw() {
+void ProgressView::GoUp(bool erase) {
   const int before = std::exchange(columns_, columns_of_());
   std::size_t lines = 0;
   for (const std::size_t width : drawn_) {
@@ -171,8 +178,12 @@ void ProgressView::Redraw() {
     lines += columns_ > 0 && width > room ? (width + room - 1) / room : 1;
   }
   if (lines > 0) out_ << "\x1b[" << lines << "A";
-  if (lines > 0 && before != columns_) out_ << "\r\x1b[J";
+  if (lines > 0 && (erase || before != columns_)) out_ << "\r\x1b[J";
   drawn_.clear();
+}
+
+void ProgressView::Redraw() {
+  GoUp(/*erase=*/false);
   for (const std::string& name : order_) {
     const std::string line = ProgressBar(jobs_[name], columns_);
     out_ << "\r\x1b[2K" << line << "\n";

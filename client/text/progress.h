@@ -28,12 +28,15 @@ std::string ProgressBar(const lorad::v1::Job& job, int columns);
 // a log stays readable. Time and the terminal's columns come in from outside. Threads: one at a time.
 class ProgressView {
  public:
-  ProgressView(std::ostream& out, bool terminal, std::function<int()> columns)
-      : out_(out), terminal_(terminal), columns_of_(std::move(columns)) {}
+  // `said`: where what Say is given goes, perhaps to the same terminal.
+  ProgressView(std::ostream& out, std::ostream& said, bool terminal, std::function<int()> columns)
+      : out_(out), said_(said), terminal_(terminal), columns_of_(std::move(columns)) {}
 
   void Update(const lorad::v1::Job& job, std::int64_t now_ms);
   // It is gone.
   void Delete(const lorad::v1::Job& job);
+  // A line that stays, above those that are drawn again.
+  void Say(const std::string& line);
   // Draws again where the terminal has other columns than when it drew last.
   void FollowSize();
 
@@ -44,9 +47,13 @@ class ProgressView {
   };
 
   void PrintLine(const lorad::v1::Job& job, std::int64_t now_ms);
+  // To where the first line stands that it drew last; what is drawn is forgotten, and goes from the
+  // terminal if `erase`, or if that has other columns by now.
+  void GoUp(bool erase);
   void Redraw();
 
   std::ostream& out_;
+  std::ostream& said_;
   const bool terminal_;
   const std::function<int()> columns_of_;
   int columns_ = 0;  // when it drew last

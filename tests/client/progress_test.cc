@@ -87,7 +87,7 @@ TEST_CASE("a bar fits, and cuts no figure: the speed stays longest") {
 TEST_CASE("bars are drawn again where the terminal has another size") {
   std::ostringstream out;
   int columns = 100;
-  ProgressView view(out, true, [&] { return columns; });
+  ProgressView view(out, out, true, [&] { return columns; });
   view.FollowSize();
   CHECK(out.str().empty());  // nothing is drawn yet
   Job job = Running("job-a", 50);
@@ -103,6 +103,24 @@ TEST_CASE("bars are drawn again where the terminal has another size") {
   out.str("");
   view.FollowSize();
   CHECK(out.str().empty());
+}
+
+TEST_CASE("what is said stands above the bars, which are drawn again below it") {
+  std::ostringstream out;
+  ProgressView view(out, out, true, [] { return 80; });
+  view.Say("first");
+  view.Update(Running("job-a", 1), 0);
+  view.Update(Running("job-b", 1), 1);
+  out.str("");
+  view.Say("second");
+  CHECK(out.str().starts_with("\x1b[2A\r\x1b[Jsecond\n\r\x1b[2Kjob-a"));
+  CHECK(out.str().find("\n\r\x1b[2Kjob-b") != std::string::npos);
+  std::ostringstream bars, said;  // on two terminals, or one and a file
+  ProgressView apart(bars, said, true, [] { return 80; });
+  apart.Update(Running("job-a", 1), 0);
+  apart.Say("third");
+  CHECK(said.str() == "third\n");
+  CHECK(bars.str().find("third") == std::string::npos);
 }
 
 TEST_CASE("a transfer's line fits, and keeps the share, the time left and the speed longest") {
@@ -149,7 +167,7 @@ TEST_CASE("a paused job says what it waits for") {
 
 TEST_CASE("elsewhere than on a terminal: one line a second, and every change of state") {
   std::ostringstream out;
-  ProgressView view(out, false, [] { return 0; });
+  ProgressView view(out, out, false, [] { return 0; });
   view.Update(Running("job-a", 1), 10000);
   view.Update(Running("job-a", 2), 10300);
   view.Update(Running("job-a", 3), 11000);
@@ -166,7 +184,7 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
 
 TEST_CASE("on a terminal the jobs' lines are drawn again in their order") {
   std::ostringstream out;
-  ProgressView view(out, true, [] { return 80; });
+  ProgressView view(out, out, true, [] { return 80; });
   view.Update(Running("job-a", 1), 0);
   view.Update(Running("job-b", 1), 1);
   const std::string text = out.str();

@@ -22,13 +22,13 @@ from scripts_test import a_job, prepare
 
 
 class Terminal:
-    """A program on a terminal of 24 lines, and what it has drawn there; with `talk`, on its stderr alone."""
+    """A program on a terminal of 24 lines, and what it has drawn there; with `talk`, on its stderr alone, with `errors`, there too."""
 
-    def __init__(self, command, columns=80, talk=False, **environment):
+    def __init__(self, command, columns=80, talk=False, errors=False, **environment):
         self.ours, self.theirs = pty.openpty()
         self.resize(columns)
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.theirs} if talk else {
-            "stdin": self.theirs, "stdout": self.theirs, "stderr": subprocess.PIPE}
+            "stdin": self.theirs, "stdout": self.theirs, "stderr": self.theirs if errors else subprocess.PIPE}
         self.program = subprocess.Popen(list(map(str, command)), env={**os.environ, **environment}, **streams)
         os.close(self.theirs)
         self.drawn = ""
@@ -95,6 +95,61 @@ def width_of(text):
 def lines_of(drawn):
     """The lines as they stand on the terminal, without what moves its cursor."""
     return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", drawn)]
+
+
+def screen_of(drawn):
+    """The lines that stand on a terminal in the end, of which none is wrapped."""
+    screen, line, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", drawn):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            line += 1
+            screen += [""] * (line + 1 - len(screen))
+        elif part.startswith("\x1b[") and part.endswith("A"):
+            line = max(0, line - int(part[2:-1] or 1))
+        elif part == "\x1b[2K":
+            screen[line] = ""
+        elif part == "\x1b[J":
+            screen[line:] = [screen[line][:column]]
+        else:
+            assert not part.startswith("\x1b"), part
+            screen[line] = screen[line][:column].ljust(column) + part + screen[line][column + len(part):]
+            column += len(part)
+    return [text.rstrip() for text in screen if text.strip()]
+
+
+def test_what_a_watch_says_stands_above_its_bars():
+    """That a job is paused, and that the daemon is lost and comes again: each is a line, and each job has one bar below them."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        names = [house.submit(a_job(max_steps=100_000, checkpoint_every_steps=5, eval_every_steps=0)) for _ in range(2)]
+        house.wait(names, until=lambda job: job["last_checkpoint_step"] >= 5)
+        port = house.address.split(":")[1]
+        watch = Terminal([*house.lora_command(), "watch", *names], columns=200, errors=True)
+        watch.until(*names, "tokens/s")
+        seen = watch.drawn
+        house.lora("pause", names[0])
+        watch.until(f"{names[0]} is PAUSED", names[1])
+        seen += watch.drawn
+        house.kill()
+        watch.until("lost 127.0.0.1:" + port)
+        seen += watch.drawn
+        house.start("--listen", f"127.0.0.1:{port}")
+        watch.until("tokens/s")
+        seen += watch.drawn
+        house.lora("resume", names[0])
+        house.wait(names, until=lambda job: job["state"] == "RUNNING")
+        house.lora("finish", *names)
+        watch.drawn = ""
+        screen = screen_of(seen + watch.to_the_end())
+        said = [line for line in screen if line.startswith("lora: ")]
+        assert [line.split()[-1] for line in said] == ["cancelled", "again"], screen
+        bars = screen[len(said):]
+        assert screen[:len(said)] == said and len(bars) == 2, screen
+        for name in names:
+            assert sum(bar.startswith(name) and "SUCCEEDED" in bar for bar in bars) == 1, screen
+    house.clear()
 
 
 def test_what_has_room_on_a_terminal():
@@ -270,5 +325,5 @@ def test_a_stored_dataset_that_is_validated_has_a_bar():
 
 
 if __name__ == "__main__":
-    main([test_top_stays_up_to_date, test_what_has_room_on_a_terminal, test_odd_terminals, test_an_upload_that_takes_long_has_a_bar,
-          test_a_file_that_is_packed_or_converted_has_the_time_left, test_parquet_has_a_bar_that_moves, test_a_stored_dataset_that_is_validated_has_a_bar])
+    main([test_top_stays_up_to_date, test_what_a_watch_says_stands_above_its_bars, test_what_has_room_on_a_terminal,
+          test_odd_terminals, test_an_upload_that_takes_long_has_a_bar, test_a_file_that_is_packed_or_converted_has_the_time_left, test_parquet_has_a_bar_that_moves, test_a_stored_dataset_that_is_validated_has_a_bar])

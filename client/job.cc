@@ -53,7 +53,8 @@ std::string ValidationText(const Job& job) {
 }
 
 std::string StateText(const Job& job) {
-  return absl::StrCat(Job::State_Name(job.state()), job.stalled().empty() ? "" : ", stalled");
+  return absl::StrCat(Job::State_Name(job.state()), job.stalled().empty() ? "" : ", stalled",
+                      job.unsaved().empty() ? "" : ", not saved");
 }
 
 std::string StepsText(const Job& job) { return absl::StrCat(job.step(), "/", job.total_steps()); }

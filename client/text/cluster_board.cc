@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/text/progress.h"
 #include "client/text/table.h"
 #include "client/text/width.h"
@@ -45,7 +46,12 @@ auto PlaceOf(const Job& job) {
 
 std::string Why(const Job& job) {
   if (job.has_error()) return absl::StrCat(job.error().reason(), ": ", job.error().message());
-  if (!job.has_queue()) return job.stalled();
+  if (!job.has_queue()) {
+    std::vector<std::string> why;
+    if (!job.stalled().empty()) why.push_back(job.stalled());
+    if (!job.unsaved().empty()) why.push_back(absl::StrCat("not saved: ", job.unsaved()));
+    return absl::StrJoin(why, "; ");
+  }
   return job.queue().place() == 0
              ? job.queue().why()
              : absl::StrCat("place ", job.queue().place(), ": ", job.queue().why());

@@ -81,6 +81,13 @@ TEST_CASE("a job that has a place and does nothing says why") {
   news.mutable_job()->set_stalled("the disk has no room");
   board.Take(news);
   CHECK_THAT(board.Lines(0, 0).back(), Catch::EndsWith("  the disk has no room"));
+  news.mutable_job()->set_unsaved("step 40 cannot be written");
+  board.Take(news);
+  CHECK_THAT(board.Lines(0, 0).back(),
+             Catch::EndsWith("  the disk has no room; not saved: step 40 cannot be written"));
+  news.mutable_job()->clear_stalled();
+  board.Take(news);
+  CHECK_THAT(board.Lines(0, 0).back(), Catch::EndsWith("  not saved: step 40 cannot be written"));
 }
 
 // After one step, or while a worker is silent.

@@ -56,6 +56,7 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   CHECK_FALSE(Has(Run("show job-a").out, "not saved"));
   jobs.job.set_unsaved("the disk is full");
   CHECK(Has(Run("show job-a").out, "not saved                the disk is full\n"));
+  CHECK(Has(Run("ls").out, "RUNNING, stalled, not saved"));
 }
 
 TEST_CASE_METHOD(Fixture, "a job that has no speed yet has none, not 0") {

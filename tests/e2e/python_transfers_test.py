@@ -120,11 +120,17 @@ def folder_with_files(name):
     return folder
 
 
+def opened_terminal(columns):
+    """Both ends of a terminal: ours, which shows what is written there, and that of who writes."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    return screen, terminal
+
+
 def seen_in_terminal(name, columns):
     """What the script writes to a terminal of so many columns."""
     folder = folder_with_files(name)
-    screen, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    screen, terminal = opened_terminal(columns)
     with listening(Daemon()) as address:
         child = subprocess.Popen([sys.executable, "-c", SCRIPT, address, folder, FOLDER, *python_package.NEEDS], stderr=terminal)
         os.close(terminal)
@@ -159,35 +165,62 @@ def test_nothing_is_shown_where_it_is_not_wanted():
     assert seen_in_terminal("silent-tqdm", 80) == ""
 
 
-def test_a_job_in_a_terminal_without_tqdm():
-    """One line that is drawn over: warnings stand above it, and its end stays."""
-    job = jobs_pb2.Job(name="job-aaaaaaaa", state=jobs_pb2.Job.RUNNING, total_steps=90, tokens_per_second=212)
-    screen, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    stderr = sys.stderr
-    with open(terminal, "w", encoding="utf-8") as sys.stderr, python_package.stand_ins({"tqdm.auto": None}):
+@contextlib.contextmanager
+def stderr_on_terminal(columns):
+    """stderr is a terminal of so many columns; what was written to it is in the list afterwards."""
+    screen, terminal = opened_terminal(columns)
+    written, stderr = [], sys.stderr
+    with open(terminal, "w", encoding="utf-8") as sys.stderr:
         try:
-            line = progress.choose(None)
-            for step in range(9):
-                job.step, job.loss = 10 * step, 1 / (step + 1)
-                if step == 4:
-                    job.warnings.append("few rows")
-                if step == 6:
-                    job.unsaved = "the disk is full, and this is said at length"
-                line.show(job)
-                time.sleep(progress.DRAW_SECONDS)
-            job.state, job.step = jobs_pb2.Job.SUCCEEDED, 90
-            job.ClearField("unsaved")
-            line.show(job)
-            line.close()
+            yield written
         finally:
             sys.stderr = stderr
-    seen = drawn_on(screen)
+    written.append(drawn_on(screen))
+
+
+def a_running_job(**fields):
+    return jobs_pb2.Job(name="job-aaaaaaaa", state=jobs_pb2.Job.RUNNING, total_steps=90, tokens_per_second=212, **fields)
+
+
+def test_a_job_in_a_terminal_without_tqdm():
+    """One line that is drawn over: warnings stand above it, and its end stays."""
+    job = a_running_job()
+    with stderr_on_terminal(80) as written, python_package.stand_ins({"tqdm.auto": None}):
+        line = progress.choose(None)
+        for step in range(9):
+            job.step, job.loss = 10 * step, 1 / (step + 1)
+            if step == 4:
+                job.warnings.append("few rows")
+            if step == 6:
+                job.unsaved = "the disk is full, and this is said at length"
+            line.show(job)
+            time.sleep(progress.DRAW_SECONDS)
+        job.state, job.step = jobs_pb2.Job.SUCCEEDED, 90
+        job.ClearField("unsaved")
+        line.show(job)
+        line.close()
+    (seen,) = written
     above, end = seen.split("job-aaaaaaaa  warning: few rows\r\n")
     assert above.endswith("\r\x1b[K") and above.count("\n") == 0 and above.count("RUNNING  step ") >= 4, seen
     assert end.count("\n") == 1 and end.endswith("SUCCEEDED  step 90/90  loss 0.1111  212 tokens/s\x1b[K\r\n"), seen
     drawn = [line for line in re.split(r"\r|\n|\x1b\[K", seen) if line]
     assert any("not saved: " in line for line in drawn) and max(map(len, drawn)) == 79, drawn
+
+
+def test_a_job_by_tqdm_says_why_it_is_not_saved():
+    """At once, before the figures of one that trains on, and behind why one does nothing."""
+    job = a_running_job(step=10)
+    with stderr_on_terminal(150) as written:
+        bar = progress.choose(True)
+        bar.show(job)
+        job.unsaved = "the disk is full"
+        bar.show(job)
+        job.stalled = "its last checkpoint is not written"
+        bar.show(job)
+        bar.close()
+    (seen,) = written
+    assert re.search(r"RUNNING: .*, not saved: the disk is full, 212 tokens/s\]", seen), seen
+    assert re.search(r"RUNNING: .*, its last checkpoint is not written, not saved: the disk is full\]", seen), seen
 
 
 class FakeBar:
@@ -250,5 +283,6 @@ def test_a_log_has_a_line_now_and_then():
 
 
 if __name__ == "__main__":
-    main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm, test_nothing_is_shown_where_it_is_not_wanted,
+    main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm,
+          test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
           test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

@@ -124,7 +124,7 @@ class Bar:
 
     def __init__(self, tqdm: Any) -> None:
         self._bar = tqdm(total=None, unit="step")
-        self._shown: tuple[int, str] | None = None  # what is drawn at once where it changes
+        self._shown: tuple[int, str, str] | None = None  # what is drawn at once where it changes
         self._warned = 0
         self._began = False
 
@@ -139,10 +139,12 @@ class Bar:
             self._began = True
             self._bar.initial = self._bar.n = self._bar.last_print_n = job.step
         self._bar.set_description_str(f"{job.name} {jobs_pb2.Job.State.Name(job.state)}", refresh=False)
-        self._bar.set_postfix_str(job.stalled or ", ".join(numbers(job)) or job.queue.why, refresh=False)
+        words = [job.stalled, f"not saved: {job.unsaved}" if job.unsaved else "", *([] if job.stalled else numbers(job))]
+        self._bar.set_postfix_str(", ".join(filter(None, words)) or job.queue.why, refresh=False)
         self._bar.update(job.step - self._bar.n)  # draws now and then; a job that is resumed goes back
-        if (job.state, job.stalled) != self._shown:
-            self._shown = (job.state, job.stalled)
+        shown = (job.state, job.stalled, job.unsaved)
+        if shown != self._shown:
+            self._shown = shown
             self._bar.refresh()
 
     def close(self) -> None:

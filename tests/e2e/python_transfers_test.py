@@ -182,6 +182,17 @@ def a_running_job(**fields):
     return jobs_pb2.Job(name="job-aaaaaaaa", state=jobs_pb2.Job.RUNNING, total_steps=90, tokens_per_second=212, **fields)
 
 
+@contextlib.contextmanager
+def clock_of(module):
+    """The module's clock in a list; it stands unless the test moves it."""
+    clock, real = [100.0], module.time
+    module.time = types.SimpleNamespace(monotonic=lambda: clock[0])
+    try:
+        yield clock
+    finally:
+        module.time = real
+
+
 def test_a_job_in_a_terminal_without_tqdm():
     """One line that is drawn over: warnings stand above it, and its end stays."""
     job = a_running_job()
@@ -205,6 +216,28 @@ def test_a_job_in_a_terminal_without_tqdm():
     assert end.count("\n") == 1 and end.endswith("SUCCEEDED  step 90/90  loss 0.1111  212 tokens/s\x1b[K\r\n"), seen
     drawn = [line for line in re.split(r"\r|\n|\x1b\[K", seen) if line]
     assert any("not saved: " in line for line in drawn) and max(map(len, drawn)) == 79, drawn
+
+
+class Console(io.StringIO):
+    """A terminal to who asks, as those of some editors are, without a descriptor."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_of_no_width_has_lines():
+    with stderr_on_terminal(0) as written, clock_of(transfers) as clock:
+        for out in (sys.stderr, console := Console()):
+            line = progress.Line(out)
+            line.show(a_running_job(step=10))
+            line.close()
+            transfer = transfers.Line("uploading rows", 100, out)
+            clock[0] += transfers.LINE_SECONDS
+            transfer.at(50)
+            transfer.close()
+    lines = r"job-aaaaaaaa  RUNNING  step 10/90  212 tokens/s\r?\nuploading rows  50%  50 B of 100 B  5 B/s  10s left\r?\n"
+    for seen in (*written, console.getvalue()):
+        assert re.fullmatch(lines, seen), seen
 
 
 def test_a_job_by_tqdm_says_why_it_is_not_saved():
@@ -266,16 +299,13 @@ def test_bars_in_a_notebook():
 
 
 def test_a_log_has_a_line_now_and_then():
-    out, clock = io.StringIO(), [100.0]
-    monotonic, transfers.time = transfers.time, types.SimpleNamespace(monotonic=lambda: clock[0])
-    try:
+    out = io.StringIO()
+    with clock_of(transfers) as clock:
         line = transfers.Line("uploading rows", 1000 << 20, out)
         for second, moved in ((5, 100), (10, 200), (15, 300), (20, 1000)):
             clock[0] = 100.0 + second
             line.at(moved << 20)
         line.close()
-    finally:
-        transfers.time = monotonic
     assert out.getvalue() == ("uploading rows  20%  200.0 MiB of 1000.0 MiB  20.0 MiB/s  40s left\n"
                               "uploading rows  100%  1000.0 MiB of 1000.0 MiB  50.0 MiB/s  0s left\n"), out.getvalue()
     assert [transfers.duration_text(seconds) for seconds in (0.4, 59, 65, 3660)] == ["0s", "59s", "1m 05s", "1h 01m"]
@@ -284,5 +314,5 @@ def test_a_log_has_a_line_now_and_then():
 
 if __name__ == "__main__":
     main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm,
-          test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
+          test_a_terminal_of_no_width_has_lines, test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
           test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

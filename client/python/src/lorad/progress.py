@@ -60,6 +60,14 @@ class Silent:
         """Nothing."""
 
 
+def columns_of(out: Any) -> int:
+    """Of the terminal `out`; 0: it is none, or nobody knows how wide it is."""
+    try:
+        return os.get_terminal_size(out.fileno()).columns if out.isatty() else 0
+    except (AttributeError, OSError, ValueError):  # it has no descriptor, as a notebook's, or none any more
+        return 0
+
+
 class Redrawn:
     """A line on the terminal `out` that is drawn over."""
 
@@ -67,9 +75,14 @@ class Redrawn:
         self._out = out
         self._drawn = False
 
+    @classmethod
+    def on(cls, out: Any) -> Redrawn | None:
+        """None where a line cannot be drawn over: `out` is no terminal, or has no known width."""
+        return cls(out) if columns_of(out) > 0 else None
+
     def draw(self, what: str, figures: str = "") -> None:
         """Both beside each other; what does not fit is cut off `what`."""
-        room = os.get_terminal_size(self._out.fileno()).columns - 1  # a full line would wrap
+        room = columns_of(self._out) - 1  # a full line would wrap
         text = f"{what[:max(0, room - len(figures) - 2)]}  {figures}" if figures else what
         print(f"\r{text[:max(0, room)]}", end="\x1b[K", file=self._out, flush=True)
         self._drawn = True
@@ -93,7 +106,7 @@ class Line:
 
     def __init__(self, out: Any = None) -> None:
         self._out = out or sys.stderr
-        self._redrawn = Redrawn(self._out) if self._out.isatty() else None
+        self._redrawn = Redrawn.on(self._out)
         self._state: int | None = None
         self._next = 0.0
         self._warned = 0

@@ -52,7 +52,7 @@ class Line:
 
     def __init__(self, what: str, total: int, out: Any = None) -> None:
         self._what, self._total, self._out = what, total, out or sys.stderr
-        self._redrawn = Redrawn(self._out) if self._out.isatty() else None
+        self._redrawn = Redrawn.on(self._out)
         self._begin = time.monotonic()
         self._next = self._begin + (QUIET_SECONDS if self._redrawn else LINE_SECONDS)
 

@@ -153,8 +153,10 @@ void ProgressView::Delete(const Job& job) {
 
 void ProgressView::PrintLine(const Job& job, std::int64_t now_ms) {
   Shown& shown = shown_[job.name()];
-  if (shown.state == job.state() && now_ms - shown.time_ms < kLineEveryMs) return;
-  shown = {job.state(), now_ms};
+  const bool same = shown.state == job.state() && shown.stalled == job.stalled() &&
+                    shown.unsaved == job.unsaved();
+  if (same && now_ms - shown.time_ms < kLineEveryMs) return;
+  shown = {job.state(), job.stalled(), job.unsaved(), now_ms};
   out_ << ProgressLine(job) << std::endl;
 }
 

@@ -24,8 +24,9 @@ std::string ProgressLine(const lorad::v1::Job& job);
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
 // Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
-// line is printed when a job's state changes, and otherwise at most one a second of a job, so that
-// a log stays readable. Time and the terminal's columns come in from outside. Threads: one at a time.
+// line is printed when a job's state changes, or why it is stalled or not saved, and otherwise at
+// most one a second of a job, so that a log stays readable. Time and the terminal's columns come in
+// from outside. Threads: one at a time.
 class ProgressView {
  public:
   // `said`: where what Say is given goes, perhaps to the same terminal.
@@ -43,6 +44,8 @@ class ProgressView {
  private:
   struct Shown {
     lorad::v1::Job::State state = lorad::v1::Job::STATE_UNSPECIFIED;
+    std::string stalled;
+    std::string unsaved;
     std::int64_t time_ms = 0;
   };
 

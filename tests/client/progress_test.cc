@@ -182,6 +182,26 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
   CHECK(text.find("SUCCEEDED") != std::string::npos);
 }
 
+TEST_CASE("elsewhere than on a terminal: every change of why a job is stalled or not saved") {
+  std::ostringstream out;
+  ProgressView view(out, out, false, [] { return 0; });
+  Job job = Running("job-a", 1);
+  view.Update(job, 10000);
+  job.set_stalled("the disk has no room");
+  view.Update(job, 10001);
+  view.Update(job, 10002);
+  job.set_unsaved("the disk is full");
+  view.Update(job, 10003);
+  job.clear_stalled();
+  view.Update(job, 10004);
+  job.clear_unsaved();
+  view.Update(job, 10005);
+  const std::string text = out.str();
+  CHECK(std::count(text.begin(), text.end(), '\n') == 5);
+  CHECK(text.find("stalled: the disk has no room  step") != std::string::npos);
+  CHECK(text.find("not saved: the disk is full  stalled: ") != std::string::npos);
+}
+
 TEST_CASE("on a terminal the jobs' lines are drawn again in their order") {
   std::ostringstream out;
   ProgressView view(out, out, true, [] { return 80; });

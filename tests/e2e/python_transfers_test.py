@@ -218,6 +218,53 @@ def test_a_job_in_a_terminal_without_tqdm():
     assert any("not saved: " in line for line in drawn) and max(map(len, drawn)) == 79, drawn
 
 
+def test_what_changes_is_drawn_at_once():
+    """Though no time has passed: a line under a warning, and why a job is stalled or not saved, in a terminal and in a log."""
+    job, log = a_running_job(step=10), io.StringIO()
+    with stderr_on_terminal(80) as written, clock_of(progress):
+        lines = [progress.Line(), progress.Line(log)]
+        for change in ({}, {"step": 11}, {"warnings": ["few rows"]}, {"step": 12}, {"unsaved": "full"}, {"stalled": "low"}):
+            job.MergeFrom(jobs_pb2.Job(**change))
+            for line in lines:
+                line.show(job)
+    (seen,) = written
+    (drawn_again,) = re.findall(r"warning: few rows\r\n\r(.*?)\x1b\[K", seen)
+    assert drawn_again == "job-aaaaaaaa  RUNNING  step 11/90  212 tokens/s", seen
+    for text in (seen.replace("\x1b[K", "\n"), log.getvalue()):
+        steps = [line.strip() for line in text.splitlines() if "step" in line]
+        assert [line.split("tokens/s")[1] for line in steps][-2:] == ["  not saved: full", "  not saved: full  stalled: low"], text
+        assert "step 12/90  212 tokens/s\n" not in text, text
+
+
+class Telling(lorad.Callback):
+    """Prints what it is told to stderr, as many print to a terminal."""
+
+    def on_begin(self, job):
+        print("told of the beginning", file=sys.stderr)
+
+    def on_step(self, job, step):
+        print(f"told of step {step['step']}", file=sys.stderr)
+
+
+def test_what_callbacks_print_is_not_behind_what_is_drawn():
+    def metrics(_, request):
+        rows = range(request.after_step + 1, job.info.step + 1) if request.series == jobs_pb2.GetMetricsRequest.TRAINING else ()
+        return jobs_pb2.GetMetricsResponse(steps=[jobs_pb2.StepMetrics(step=step) for step in rows])
+
+    states = [a_running_job(step=step) for step in range(3)] + [jobs_pb2.Job(name="job-aaaaaaaa", state=jobs_pb2.Job.SUCCEEDED, step=3)]
+    connection = types.SimpleNamespace(
+        watch=lambda names, timeout: (jobs_pb2.WatchJobsResponse(job=state) for state in states), call=metrics,
+        jobs=types.SimpleNamespace(GetMetrics=None))
+    for modules in ({"tqdm.auto": None}, {}):
+        job = lorad.Job(connection, a_running_job())
+        with stderr_on_terminal(80) as written, python_package.stand_ins(modules):
+            job.wait(callbacks=[Telling()])
+        (seen,) = written
+        told = re.findall(r"([^\r\n]*)told of (the beginning|step \d)\r\n\r([^\r\n]*)", seen)
+        assert [what for _, what, _ in told] == ["the beginning", "step 1", "step 2", "step 3"], seen
+        assert all(before in ("", "\x1b[K") and "job-aaaaaaaa" in after for before, _, after in told[1:]), (told, seen)
+
+
 class Console(io.StringIO):
     """A terminal to who asks, as those of some editors are, without a descriptor."""
 
@@ -314,5 +361,6 @@ def test_a_log_has_a_line_now_and_then():
 
 if __name__ == "__main__":
     main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm,
-          test_a_terminal_of_no_width_has_lines, test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
+          test_what_changes_is_drawn_at_once, test_what_callbacks_print_is_not_behind_what_is_drawn, test_a_terminal_of_no_width_has_lines,
+          test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
           test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

@@ -12,7 +12,7 @@ from typing import Any
 from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection
 from lorad.errors import JobFailedError, LoradError, Violation, invalid
-from lorad.progress import choose
+from lorad.progress import Progress, choose
 from lorad.tables import Table
 from lorad.v1 import checkpoints_pb2, jobs_pb2
 
@@ -91,14 +91,14 @@ class Job:
         for i, callback in enumerate(callbacks):
             if not isinstance(callback, Callback):
                 raise wrong_callback(f"callbacks[{i}]", "a lorad.Callback", callback)
-        shown = choose(progress)
         for callback in callbacks:
             callback.on_begin(self.info)
+        shown = choose(progress)
         try:
             for info in self.watch(timeout):
-                shown.show(info)
                 for callback in callbacks:
-                    self._tell(callback)
+                    self._tell(callback, shown)
+                shown.show(info)
         finally:
             shown.close()
             for callback in callbacks:
@@ -107,16 +107,19 @@ class Job:
             raise self._failure()
         return self
 
-    def _tell(self, callback: Callback) -> None:
+    def _tell(self, callback: Callback, shown: Progress) -> None:
+        """What the callback has not heard; it may print, so nothing is drawn meanwhile."""
         told = next((one for one in self._told if one.callback is callback), None)
         if told is None:
             told = _Told(callback)
             self._told.append(told)
         for row in self._series(jobs_pb2.GetMetricsRequest.TRAINING, told.step):
             told.step = row["step"]
+            shown.clear()
             callback.on_step(self.info, row)
         for row in self._series(jobs_pb2.GetMetricsRequest.EVALUATION, told.evaluation):
             told.evaluation = row["step"]
+            shown.clear()
             callback.on_evaluation(self.info, row)
 
     def _failure(self) -> JobFailedError:

@@ -19,6 +19,9 @@ class Progress(Protocol):
     def show(self, job: jobs_pb2.Job) -> None:
         """The job as it stands."""
 
+    def clear(self) -> None:
+        """Others may print now; what was drawn is drawn again when the job is shown next."""
+
     def close(self) -> None:
         """No more is told."""
 
@@ -50,10 +53,18 @@ def numbers(job: jobs_pb2.Job) -> list[str]:
     return parts
 
 
+def changing(job: jobs_pb2.Job) -> tuple[int, str, str]:
+    """What is shown at once where it changes."""
+    return job.state, job.stalled, job.unsaved
+
+
 class Silent:
     """Nothing is shown."""
 
     def show(self, job: jobs_pb2.Job) -> None:
+        """Nothing."""
+
+    def clear(self) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -73,7 +84,7 @@ class Redrawn:
 
     def __init__(self, out: Any) -> None:
         self._out = out
-        self._drawn = False
+        self.drawn = False  # it stands there
 
     @classmethod
     def on(cls, out: Any) -> Redrawn | None:
@@ -85,46 +96,51 @@ class Redrawn:
         room = columns_of(self._out) - 1  # a full line would wrap
         text = f"{what[:max(0, room - len(figures) - 2)]}  {figures}" if figures else what
         print(f"\r{text[:max(0, room)]}", end="\x1b[K", file=self._out, flush=True)
-        self._drawn = True
+        self.drawn = True
 
     def clear(self) -> None:
         """Takes the line away."""
-        if self._drawn:
+        if self.drawn:
             print(end="\r\x1b[K", file=self._out, flush=True)
-        self._drawn = False
+        self.drawn = False
 
     def leave(self) -> None:
         """Leaves the line as it stands."""
-        if self._drawn:
+        if self.drawn:
             print(file=self._out, flush=True)
-        self._drawn = False
+        self.drawn = False
 
 
 class Line:
-    """A job in a line: on a terminal it is drawn over, elsewhere there is one where the state changes, and now and then
-    between."""
+    """A job in a line: on a terminal it is drawn over, elsewhere there is one where the state changes, or why the job is
+    stalled or not saved, and now and then between."""
 
     def __init__(self, out: Any = None) -> None:
         self._out = out or sys.stderr
         self._redrawn = Redrawn.on(self._out)
-        self._state: int | None = None
+        self._shown: tuple[int, str, str] | None = None
         self._next = 0.0
         self._warned = 0
 
     def show(self, job: jobs_pb2.Job) -> None:
         """Writes the line where one is due."""
         for warning in job.warnings[self._warned:]:
-            if self._redrawn:
-                self._redrawn.clear()
+            self.clear()
             print(f"{job.name}  warning: {warning}", file=self._out, flush=True)
         self._warned = max(self._warned, len(job.warnings))
-        if job.state == self._state and time.monotonic() < self._next:
+        stands = self._redrawn is None or self._redrawn.drawn
+        if stands and changing(job) == self._shown and time.monotonic() < self._next:
             return
-        self._state, self._next = job.state, time.monotonic() + (DRAW_SECONDS if self._redrawn else LINE_SECONDS)
+        self._shown, self._next = changing(job), time.monotonic() + (DRAW_SECONDS if self._redrawn else LINE_SECONDS)
         if self._redrawn:
             self._redrawn.draw(describe(job))
         else:
             print(describe(job), file=self._out, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._redrawn:
+            self._redrawn.clear()
 
     def close(self) -> None:
         """Leaves the line as it stands."""
@@ -137,7 +153,7 @@ class Bar:
 
     def __init__(self, tqdm: Any) -> None:
         self._bar = tqdm(total=None, unit="step")
-        self._shown: tuple[int, str, str] | None = None  # what is drawn at once where it changes
+        self._shown: tuple[int, str, str] | None = None
         self._warned = 0
         self._began = False
 
@@ -155,10 +171,14 @@ class Bar:
         words = [job.stalled, f"not saved: {job.unsaved}" if job.unsaved else "", *([] if job.stalled else numbers(job))]
         self._bar.set_postfix_str(", ".join(filter(None, words)) or job.queue.why, refresh=False)
         self._bar.update(job.step - self._bar.n)  # draws now and then; a job that is resumed goes back
-        shown = (job.state, job.stalled, job.unsaved)
-        if shown != self._shown:
-            self._shown = shown
+        if changing(job) != self._shown:
+            self._shown = changing(job)
             self._bar.refresh()
+
+    def clear(self) -> None:
+        """Takes the bar away."""
+        self._bar.clear()
+        self._shown = None
 
     def close(self) -> None:
         """Leaves the bar as it stands."""

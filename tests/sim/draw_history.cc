@@ -278,6 +278,38 @@ void DrawLopsided(std::mt19937_64& random, History* history) {
     add(at_us(), Draw(random, kOthersKind, kAsksKind - 1));
 }
 
+// A large worker and small ones, and a stream of jobs of one priority that lasts longer than most of
+// them: some fit the large one alone. Nothing goes wrong.
+void DrawUnlike(std::mt19937_64& random, History* history) {
+  const Machine machine{.worker = "worker-0",
+                        .order_us = 10'000,
+                        .pass_ms = 10,
+                        .token_ms = 15,
+                        .rank_ms = 0.002,
+                        .truthful = true};
+  history->site.machines = {machine};
+  for (int i = Draw(random, 1, 3); i > 0; --i) {
+    Machine& small = history->site.machines.emplace_back(machine);
+    small.worker = absl::StrCat("worker-", history->site.machines.size() - 1);
+    small.memory_bytes = kSmallBytes + Draw(random, 0, 100'000);
+  }
+  history->site.in_turn = true;
+  planner::SchedulePolicy& policy = history->site.core.policy;
+  policy.minimum_run_s = Draw(random, 1, 5);
+  if (random() % 4 == 0) policy.points_per_hour = 3600;
+  policy.evict = random() % 8 > 0;
+  history->rates.owns = 0.1 * Draw(random, 1, 6);
+  history->rates.high_rank = 0.1 * Draw(random, 3, 6);
+  history->rates.evaluates = random() % 4 == 0;
+  history->rates.epochs_max = std::vector{8, 16}[random() % 2];
+  history->rates.priorities = 1;
+  int64_t at_us = 0;
+  for (int i = Draw(random, 10, 24); i > 0; --i) {
+    at_us += Draw(random, 100, 1500) * 1000;
+    history->happenings.push_back({0, at_us, kJobKind, random(), random() >> 1});
+  }
+}
+
 int KindOf(std::string_view name) {
   for (int kind = 0; kind < CountKinds(); ++kind) {
     if (name == NameOfKind(kind)) return kind;
@@ -345,6 +377,11 @@ History DrawHistory(uint64_t seed) {
   }
   if (seed % kLopsidedEvery == 17) {
     DrawLopsided(random, &history);
+    Number(history.happenings);
+    return history;
+  }
+  if (seed % kUnlikeEvery == 37) {
+    DrawUnlike(random, &history);
     Number(history.happenings);
     return history;
   }

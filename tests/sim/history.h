@@ -22,11 +22,13 @@ struct History {
 // workers and coordinators that die for a minute, one in kTalkativeEvery has jobs that come while
 // the only worker answers, one in kBesiegedEvery asks that come while jobs do, one after the
 // other, one in kJostlingEvery long jobs of more base models than workers, which take each other's
-// places, and one in kLopsidedEvery jobs of unlike length and few base models, which leave some
-// workers before others.
+// places, one in kLopsidedEvery jobs of unlike length and few base models, which leave some
+// workers before others, and one in kUnlikeEvery a stream of jobs among whom some fit the largest
+// worker alone.
 History DrawHistory(uint64_t seed);  // draw_history.cc
 inline constexpr uint64_t kStagesEvery = 4, kRestlessEvery = 64, kTalkativeEvery = 64,
-                          kBesiegedEvery = 128, kJostlingEvery = 32, kLopsidedEvery = 32;
+                          kBesiegedEvery = 128, kJostlingEvery = 32, kLopsidedEvery = 32,
+                          kUnlikeEvery = 64;
 // Of those of stages one in so many has one worker more, the first by name, that no other can
 // reach, one in so many one that only small messages reach, and as many have links that are so for
 // a while.

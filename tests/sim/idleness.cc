@@ -67,7 +67,9 @@ bool MayTrain(const v1::Worker& worker, const v1::ClusterStatus& cluster) {
 }  // namespace
 
 Idleness::Idleness(Site& site, const SiteOptions& options)
-    : site_(site), minimum_run_us_(options.core.policy.minimum_run_s * 1'000'000) {
+    : site_(site),
+      turns_(options.in_turn),
+      minimum_run_us_(options.core.policy.minimum_run_s * 1'000'000) {
   for (const Machine& machine : options.machines) machines_[machine.worker] = machine;
 }
 
@@ -120,6 +122,10 @@ void Idleness::Compare(const Seen& seen) {
   Compare(idle, seen.jobs, kIdleUs, &since_us_);
   busy_.clear();
   if (minimum_run_us_ <= kRunUs) CompareShared(free, seen);
+  turns_.Look(
+      site_.now_us(), seen.workers, seen.cluster, seen.jobs,
+      [this](const v1::Worker& worker, const v1::Job& job) { return HaveRoom({&worker}, job); },
+      [this](const std::string& job) { return site_.SentFor(job); });
 }
 
 bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen) const {

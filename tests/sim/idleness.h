@@ -14,6 +14,7 @@
 
 #include "planner/schedule/view.h"
 #include "tests/sim/site.h"
+#include "tests/sim/turns.h"
 
 namespace lorad::sim {
 
@@ -58,6 +59,7 @@ class Idleness {
   Since since_us_;            // jobs that wait beside workers in no group,
   Since since_answering_us_;  // or beside such as idle in a group or only answer
   Since since_shared_us_;     // groups whose jobs share a worker beside either
+  Turns turns_;
   const int64_t minimum_run_us_;
 };
 

@@ -39,6 +39,8 @@ struct SiteOptions {
   std::vector<int> layers;  // of base models that need several workers (models.h)
   // Workers between which only small messages pass, ever (StageNet::Narrow).
   std::vector<std::pair<std::string, std::string>> narrow;
+  // All jobs are of one priority, nothing goes wrong, and nobody overtakes (turns.h).
+  bool in_turn = false;
   server::CoreOptions core;
 };
 
@@ -61,6 +63,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // The request for a dataset of so many rows of at most so many tokens; its upload is written now.
   absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows,
                                                        int64_t longest_max = kShortRow);
+  // For which job that one left its last group for another; empty: it did not.
+  std::string SentFor(const std::string& job);
   int64_t LongestRowOf(const v1::Job& job) const;
   server::RegisterModel ModelRequest(const std::string& name);
   // Not kept by the coordinator's death: a service's own file, or directory of such.

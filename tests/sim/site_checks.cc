@@ -92,6 +92,23 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
   followed_[revision.job] = message.job();
 }
 
+std::string Site::SentFor(const std::string& job) {
+  v1::ListEventsRequest request;
+  request.set_job(job);
+  request.set_page_size(1000);
+  const auto told = ReadEvents(store(), request);
+  std::string sent_for;
+  if (!told.ok()) return sent_for;
+  for (const v1::Event& event : told->events()) {
+    const std::string& why = event.message();
+    if (event.reason() != "STATE_CHANGED" || event.to_state() != v1::Job::QUEUED) continue;
+    const bool sent =
+        why.starts_with("moves from ") && why.find(": it makes room for ") != std::string::npos;
+    sent_for = sent ? why.substr(why.rfind(' ') + 1) : "";
+  }
+  return sent_for;
+}
+
 // Who leaves a group that goes on loses no step.
 void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
   if (!IsPlaced(before.state())) return;
@@ -137,6 +154,7 @@ void Site::CheckTurns(const v1::Job& job) {
   if (room_made_.erase(job.name()) == 0 || !IsPlaced(job.state())) return;
   const planner::SchedulePolicy& policy = options_.core.policy;
   if (policy.fair_share || policy.points_per_hour <= 0) return;
+  if (options_.in_turn) return;  // they wait for unlike workers: turns.h
   for (const auto& [name, other] : followed_) {
     if (other.state() != v1::Job::QUEUED || other.priority() != job.priority()) continue;
     if (other.queue().why().find("tried again at") != std::string::npos)

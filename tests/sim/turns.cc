@@ -1,0 +1,64 @@
+#include "tests/sim/turns.h"
+
+#include <catch2/catch.hpp>
+#include <utility>
+
+namespace lorad::sim {
+namespace {
+
+// What is decided before a job waits is carried out a while later: a checkpoint is written, a group
+// is cut.
+constexpr int64_t kDecidedUs = 10'000'000;
+// Who waits is seen to a second, and by two questions.
+constexpr int64_t kSeenUs = 2'000'000;
+
+}  // namespace
+
+void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
+                 const v1::ClusterStatus& cluster, const v1::ListJobsResponse& jobs,
+                 absl::FunctionRef<bool(const v1::Worker&, const v1::Job&)> fits,
+                 absl::FunctionRef<std::string(const std::string&)> sent_for) {
+  if (!hold_) return;
+  // By worker that some job fits alone, who has waited for it the longest.
+  std::map<std::string, const Known*> first;
+  for (const v1::Job& job : jobs.jobs()) {
+    const auto [entry, is_new] = known_.try_emplace(job.name());
+    Known& known = entry->second;
+    const bool waited = std::exchange(known.waits, job.state() == v1::Job::QUEUED);
+    if (is_new || (known.waits && !waited)) known.waited_since_us = now_us;
+    if (!known.waits) continue;
+    known.has_waited = true;
+    if (now_us - known.waited_since_us < kDecidedUs) continue;
+    const v1::Worker* only = nullptr;
+    int many = 0;
+    for (const v1::Worker& worker : workers.workers()) {
+      if (!fits(worker, job)) continue;
+      only = &worker;
+      ++many;
+    }
+    if (many != 1) continue;
+    const Known*& longest = first[only->name()];
+    if (longest == nullptr || known.waited_since_us < longest->waited_since_us) longest = &known;
+  }
+  for (const v1::Group& group : cluster.groups()) {
+    for (const std::string& name : group.jobs()) {
+      Known& known = known_[name];
+      const std::string last = std::exchange(known.worker, group.workers(0));
+      const bool has_waited = std::exchange(known.has_waited, false);
+      const auto waits = first.find(known.worker);
+      // Who comes back was cut there.
+      if (last == known.worker || waits == first.end()) continue;
+      const int64_t since_us = waits->second->waited_since_us + kSeenUs;
+      const std::string other = sent_for(name);
+      if (!other.empty() && known_[other].waited_since_us <= since_us) continue;
+      INFO(name << " came to " << known.worker << " at " << now_us << " us from '" << last
+                << (has_waited ? "', having waited" : "', not having waited") << " since "
+                << known.waited_since_us << " us, sent for '" << other
+                << "'; a job that fits it alone waits since " << since_us << " us:\n"
+                << jobs.DebugString());
+      REQUIRE((has_waited && known.waited_since_us <= since_us));
+    }
+  }
+}
+
+}  // namespace lorad::sim

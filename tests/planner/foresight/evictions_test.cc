@@ -141,7 +141,8 @@ TEST_CASE("whom a group has room for is moved there, though others wait for that
   h.budget_bytes = BudgetFor(500, {64, 64});
   // Its rows fit the worker of `g` alone, and `h` has room for one; behind it waits a job of another
   // base model, which fits both workers.
-  ClusterView view = Crowded({Important(Steps("urgent", 100)), Steps("n", 10, 200, 0, "n")}, {g, h});
+  ClusterView view =
+      Crowded({Important(Steps("urgent", 100)), Steps("n", 10, 200, 0, "n")}, {g, h});
   view.queue[0].longest_sequence = 9000;
   view.workers[0].budget_bytes = g.budget_bytes;
   const std::string text = Text(view);

@@ -179,7 +179,7 @@ class Simulation {
       const Waiter& job = round_.queue[first];
       if (!round_.sizes.FitsAlone(job.job_class, place.group.worker_kind)) return;
       if (place.group.jobs == 0) Form(place, job, now_s);
-      if (!HasRoom(place, job) && place.group.jobs > 0) {
+      if (!HasRoom(place, job) && place.group.jobs > 0 && !place.FormAgainFor(round_, job)) {
         place.turn_s = TurnOf(place, first, now_s, -kNever);
         return;
       }
@@ -202,35 +202,30 @@ class Simulation {
   }
 
   // When the job may first evict someone of the place, of whom it could not by `failed_s`.
-  double TurnOf(const Place& place, size_t job, double now_s, double failed_s) const {
+  double TurnOf(const Place& place, size_t job, double now_s, double failed_s) {
     const SchedulePolicy& policy = round_.view.policy;
     const QueuedJob& queued = *round_.queue[job].job;
     if (!policy.evict || queued.asks || leavers_ >= kLeaversMax) return kNever;
     const double settled_s = std::max(now_s, place.now_s);
-    const bool refuges =
-        std::ranges::any_of(places_, [&](const Place& one) { return IsFree(one); });
     const double points = 1 + ShareOf(queued);
     const bool gathers = policy.points_per_hour > 0 && points <= policy.points_max;
     // Whole seconds count, as in PointsOf().
     const double aged_s = !gathers ? kNever
                                    : now_s - line_.WaitedBy(job, now_s) +
                                          std::ceil(points * 3600 / policy.points_per_hour);
-    double turn_s = kNever;
-    for (size_t m = 0; m < place.trainees.size(); ++m) {
-      const RunningJob& running = place.trainees[m]->running;
-      if (place.group.members[m].running == nullptr || running.leaving || running.alone) continue;
-      const double had_its_time_s =
-          place.trainees[m]->began_s + static_cast<double>(policy.MinimumRun());
-      const bool is_equal = running.priority == queued.priority;
-      double may_s = is_equal ? std::max({settled_s, aged_s, had_its_time_s}) : settled_s;
-      if (running.priority > queued.priority) may_s = kNever;
-      if (refuges) {
-        const double moves_s = place.trainees[m]->moved_at_s + policy.minimum_run_s;
-        may_s = std::min(may_s, std::max(settled_s, moves_s));
-      }
-      if (may_s > failed_s) turn_s = std::min(turn_s, may_s);
-    }
-    return turn_s;
+    return place.TurnFor(policy, queued, {settled_s, aged_s, failed_s},
+                         [&](size_t job_class) { return MayGo(place, job_class); });
+  }
+
+  // Whether one of its jobs might go to another group, or to a worker that is free.
+  bool MayGo(const Place& from, size_t job_class) {
+    return std::ranges::any_of(places_, [&](const Place& to) {
+      const GroupState& group = to.group;
+      if (&to == &from || IsFree(to)) return &to != &from;
+      return to.open && !to.IsSeveral() && group.jobs > 0 && group.base == from.group.base &&
+             !group.full() && !group.alone && Covers(group.shape, round_.sizes.of(job_class)) &&
+             FitsIn(round_.sizes, group, job_class);
+    });
   }
 
   // Those who wait may have room made for them by jobs that go to a worker that has become free.

@@ -62,7 +62,7 @@ size_t Line::BehindOf(const QueuedJob& job) const {
   const auto goes_before = [&](const Waiter& other) {
     if (other.job->resumes || other.job->priority > job.priority) return false;
     if (other.job->priority < job.priority) return true;
-    return !gathers && other.job->arrival > job.arrival;
+    return !other.job->first_of_equals && !gathers && other.job->arrival > job.arrival;
   };
   const auto end = round_.queue.begin() + static_cast<ptrdiff_t>(original_);
   const auto first = std::partition_point(round_.queue.begin(), end, std::not_fn(goes_before));

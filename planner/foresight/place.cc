@@ -144,6 +144,39 @@ void Place::GrowFor(Round& round, size_t job_class, bool resumes) {
   group.bytes = round.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
 }
 
+bool Place::FormAgainFor(Round& round, const Waiter& job) {
+  const int64_t shortest = CapacityFor(kMicrobatchTokens, group.shape.longest_sequence);
+  const bool is_smallest = group.shape.capacity_tokens <= shortest;
+  if (group.base_model != job.job->base_model || !Mix(group, *job.job)) return false;
+  if (is_smallest && Covers(group.shape, round.sizes.of(job.job_class))) return false;
+  const auto shape =
+      ShapeFormedAgain(round.sizes, group, ShapeFor{job.job_class, job.job->resumes});
+  if (!shape || !round.Helps(group, *shape, *job.job, job.work)) return false;
+  group.shape = *shape;
+  group.bytes = round.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
+  return true;
+}
+
+double Place::TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const Moments& moments,
+                      absl::FunctionRef<bool(size_t)> may_move) const {
+  double turn_s = kNever;
+  for (size_t m = 0; m < trainees.size(); ++m) {
+    const RunningJob& running = trainees[m]->running;
+    if (group.members[m].running == nullptr || running.leaving || running.alone) continue;
+    const double had_its_time_s = trainees[m]->began_s + static_cast<double>(policy.MinimumRun());
+    const bool is_equal = running.priority == job.priority;
+    double may_s = is_equal ? std::max({moments.settled_s, moments.aged_s, had_its_time_s})
+                            : moments.settled_s;
+    if (running.priority > job.priority) may_s = kNever;
+    const double moves_s = trainees[m]->moved_at_s + policy.minimum_run_s;
+    if (moves_s < may_s && may_move(group.members[m].job_class)) {
+      may_s = std::min(may_s, std::max(moments.settled_s, moves_s));
+    }
+    if (may_s > moments.failed_s) turn_s = std::min(turn_s, may_s);
+  }
+  return turn_s;
+}
+
 void Place::Add(MemberState member, std::unique_ptr<Trainee> trainee) {
   trainee->last_round = rounds + static_cast<double>(member.work.remaining_steps);
   trainees.push_back(std::move(trainee));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "planner/foresight/line.h"
 #include "planner/schedule/state.h"
 
@@ -56,6 +57,19 @@ struct Place {
             double moment_s);
   // The group is formed again, if that is what makes room for such a job.
   void GrowFor(Round& round, size_t job_class, bool resumes);
+  // The group is formed again, as Schedule() would: for longer rows, a higher rank, or with shorter
+  // microbatches, if that makes room for the job beside all others.
+  bool FormAgainFor(Round& round, const Waiter& job);
+  // When someone may first leave for the job: one that is less important from `settled_s` on, an
+  // equal one that has had its time from `aged_s` on, and one that was not moved within its time if
+  // `may_move` is true of its class of jobs. Not those who could have by `failed_s`.
+  struct Moments {
+    double settled_s = 0;
+    double aged_s = 0;
+    double failed_s = 0;
+  };
+  double TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const Moments& moments,
+                 absl::FunctionRef<bool(size_t)> may_move) const;
   // A member comes, whose slot and work the group gets.
   void Add(MemberState member, std::unique_ptr<Trainee> trainee);
   // The member leaves, with what it has left to do. Its index is the last one's then.

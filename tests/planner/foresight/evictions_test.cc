@@ -152,6 +152,26 @@ TEST_CASE("whom a group has room for is moved there, though others wait for that
   CHECK(Foresee(view).at("g1").end_s == Approx(50).epsilon(0.1));
 }
 
+TEST_CASE("a group is formed again at once for a job beside those that it has") {
+  ClusterView view = With(Timed({}, {Steps("long", 10)}), {Running("g", "slow", {{200, 100}})});
+  view.queue[0].longest_sequence = 900;
+  view.policy.evict = false;
+  REQUIRE(Text(view).starts_with("reform #1 g 1024/900"));
+  CheckNear(Foresee(view).at("long"), 0, 5);
+}
+
+TEST_CASE(
+    "a job that fits only a larger worker starts once those there go to a smaller one's group") {
+  GroupView g = Running("g", "slow", {{200, 100}}), h = Running("h", "slow", {{200, 100}});
+  g.budget_bytes = BudgetFor(9000, {64, 64});
+  h.budget_bytes = BudgetFor(500, {64, 64});
+  ClusterView view = Crowded({Steps("long", 10, 200, 0, "n")}, {g, h}, 2);
+  view.queue[0].longest_sequence = 9000;
+  view.workers[0].budget_bytes = g.budget_bytes;
+  REQUIRE(Text(view).starts_with("replace g -> h: g0 for long"));
+  CheckNear(Foresee(view).at("long"), 2, 5);
+}
+
 // Whatever happens all of them end, and no end is before what a job takes alone.
 TEST_CASE("a job that fits only a larger worker starts once those there can go elsewhere") {
   const int64_t large = BudgetFor(9000, {64, 64}), small = BudgetFor(500, {64, 64});

@@ -18,6 +18,7 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   struct Standing {
     bool begins = false;
     int64_t less_important = 0;
+    bool behind_equals = false;
     double fewer_points = 0;
     int64_t waited_less = 0;  // 0 where nobody gathers points
     int64_t arrival = 0;
@@ -29,8 +30,9 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   order.reserve(view.queue.size());
   const bool gather = view.policy.points_per_hour > 0;
   for (const QueuedJob& job : view.queue) {
-    order.push_back({!job.resumes, -int64_t{job.priority}, -PointsOf(view.policy, job.waited_s),
-                     gather ? -job.waited_s : 0, job.arrival, order.size()});
+    order.push_back({!job.resumes, -int64_t{job.priority}, !job.first_of_equals,
+                     -PointsOf(view.policy, job.waited_s), gather ? -job.waited_s : 0, job.arrival,
+                     order.size()});
   }
   std::ranges::sort(order);
   if (view.policy.fair_share) {

@@ -23,7 +23,8 @@ bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
                     job.step_tokens, job.step_squared_lengths, job.label_group, job.resumes,
-                    job.company_max, job.alone, job.asks, job.to, job.trained_on);
+                    job.first_of_equals, job.company_max, job.alone, job.asks, job.to,
+                    job.trained_on);
   };
   return key(a) == key(b);
 }
@@ -101,15 +102,16 @@ class Scheduler {
     }
     round_.waiting.push_back(&job);
     KeepWorkers(round_, job);
+    const bool parted = PartedFrom(round_, job) != nullptr;
+    if (parted && job.job->alone) KeepOne(round_, job);
     if (Dissolve(job)) return;
     // Who is kept out of a group for suspicion alone is soon let in: no group drains for it
     // meanwhile, but others make room for one that is no suspect.
-    const bool parted = PartedFrom(round_, job) != nullptr;
     const bool suspect = job.job->company_max > 0 || job.job->alone;
     const bool awaits = Awaited(round_, job) != nullptr;
     const bool stays_out = parted && suspect;
     if (!stays_out && (Reform(job, awaits) || (!awaits && Evict(job)))) return;
-    if (parted && !job.job->alone) round_.settled.insert(job.job);
+    if (parted) round_.settled.insert(job.job);
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 

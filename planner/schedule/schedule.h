@@ -13,8 +13,9 @@
 
 namespace lorad::planner {
 
-// Those of a group that is formed again first, then by priority, points and arrival; one pass over
-// the queue. A job
+// Those of a group that is formed again, and who move to another, first; then by priority; of equals
+// those first whose worker was drained, or who are tried alone; then by points and arrival. One pass
+// over the queue. A job
 // - goes where the sum of the predicted ends of all jobs rises the least (ends.h), into an open
 //   group of its base model that it fits (its sequences within the group's longest, its slot within
 //   the budget (Fits), and no suspicion parts them) or onto an idle worker that it fits, where the
@@ -31,7 +32,8 @@ namespace lorad::planner {
 //   this round and would get shorter microbatches from it while a worker like that is idle; nor, if
 //   it comes back from a group that is formed again, another worker than it had, which may be kept
 //   for a job of the queue that needs several. A suspect (company_max) has a group formed first, and
-//   whom only that keeps out waits without holding up others. Recomputed is only what some job would
+//   whom only that keeps out waits without holding up others; if it is to be alone, the group that
+//   will be free the soonest drains for it. Recomputed is only what some job would
 //   not fit without even alone;
 // - but has a group without jobs dissolved, rather than have several idle workers one of which has
 //   failed to join others more often than that group's worker;

@@ -222,4 +222,17 @@ void KeepWorkers(Round& round, const Waiter& job) {
   }
 }
 
+void KeepOne(Round& round, const Waiter& job) {
+  GroupState* first = nullptr;
+  double first_s = 0;
+  for (GroupState& group : round.groups) {
+    if (group.kept_for != nullptr || !round.FitsAlone(job, group)) continue;
+    const double end_s = group.rests ? kNever : EndOf(group);
+    if (first != nullptr && first_s <= end_s) continue;
+    first = &group;
+    first_s = end_s;
+  }
+  if (first != nullptr) first->kept_for = &job;
+}
+
 }  // namespace lorad::planner

@@ -306,7 +306,7 @@ std::optional<size_t> Round::KindAlone(const Waiter& job, const GroupState& grou
 const Waiter* Round::Ahead(const GroupState& group) {
   for (size_t& i = group.not_ahead; i < waiting.size(); ++i) {
     const Waiter* job = waiting[i];
-    if (settled.count(job->job) > 0) continue;
+    if (group.kept_for != job && settled.count(job->job) > 0) continue;
     if (FitsAlone(*job, group)) return job;
   }
   return nullptr;
@@ -314,7 +314,8 @@ const Waiter* Round::Ahead(const GroupState& group) {
 
 bool Round::Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
                   const JobWork& work) const {
-  if (view.policy.least_gain <= 0 || group.jobs == 0 || job.resumes) return true;
+  if (view.policy.least_gain <= 0 || group.jobs == 0) return true;
+  if (job.resumes || job.first_of_equals) return true;  // it goes on
   if (!group.pace.known || group.crew.size() == 0 || job.step_tokens == 0) return true;
   if (group.lowest_priority < job.priority) return true;
   return SharingGain(group.pace.times, group.crew.round(), work.step, shape.capacity_tokens) >=

@@ -127,6 +127,7 @@ struct QueuedJob {
   double step_squared_lengths = 0;  // likewise; 0: attention aside
   std::string label_group = {};     // jobs of one user, project, ..
   bool resumes = false;             // from a group that is formed again: it goes before all others
+  bool first_of_equals = false;     // its worker was drained, or it is tried alone
   // For a suspect of ending its workers: so many suspects share its group at most, itself among
   // them (0: it is none).
   int32_t company_max = 0;

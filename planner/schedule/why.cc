@@ -22,8 +22,8 @@ const GroupState* FirstItCouldJoin(Round& round, const Waiter& job,
                                    absl::FunctionRef<bool(const GroupState&)> is_such) {
   const size_t base = round.sizes.of(job.job_class).base;
   const auto found = std::ranges::find_if(round.groups, [&](const GroupState& group) {
-    return group.base == base && group.kept_for != &job && is_such(group) &&
-           round.FitsAlone(job, group);
+    const bool for_several = group.kept_for == &job && job.needs != nullptr;
+    return group.base == base && !for_several && is_such(group) && round.FitsAlone(job, group);
   });
   return found == round.groups.end() ? nullptr : &*found;
 }

@@ -107,7 +107,9 @@ void Core::State::EndMember(GroupState& group, const std::string& name) {
   if (job && job->state() == v1::Job::CANCELLING) {
     jobs_.Transition(*job, v1::Job::CANCELLED, "it has left its group");
   } else if (job && member.departing && IsPlaced(job->state())) {
-    jobs_.Unplace(*job, member.why_departs, member.resumes);
+    using Standing = JobTable::Standing;
+    const Standing moved = job->moves_to.empty() ? Standing::kFirstOfEquals : Standing::kFirst;
+    jobs_.Unplace(*job, member.why_departs, member.resumes ? moved : Standing::kAsOthers);
   }
   turn_.WantSchedule();
 }
@@ -180,7 +182,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
     if (job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, why);
     } else if (IsPlaced(job->state())) {
-      jobs_.Unplace(*job, why, again);
+      jobs_.Unplace(*job, why, again ? JobTable::Standing::kFirst : JobTable::Standing::kAsOthers);
       if (reforms && gone.stages.size() == 1) job->trained_on = gone.first().worker;
     }
   }

@@ -72,7 +72,8 @@ planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& mo
   queued.job = job.name();
   queued.priority = content.priority();
   queued.arrival = job.record.order();
-  queued.resumes = JobQueue::Resumes(job);
+  queued.resumes = job.resumes;
+  queued.first_of_equals = JobQueue::LeadsEquals(job);
   queued.waited_s = SecondsSince(job.since_us);
   queued.step_tokens = StepTokens(content);
   queued.step_squared_lengths = StepSquaredLengths(content);

@@ -26,16 +26,15 @@ int64_t RoundedUp(int64_t length) {
 
 }  // namespace
 
-// A job that is tried alone goes before all others too: they wait for what comes of it (losses.h).
 JobQueue::Key JobQueue::KeyOf(const JobState& job) {
-  return {!Resumes(job), -job.job().priority(), job.record.order()};
+  return {!job.resumes, -job.job().priority(), !LeadsEquals(job), job.record.order()};
 }
 
 std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
-  return absl::StrCat(Resumes(job), "/", job.record.company_max(), "/", content.priority(), "/",
-                      RoundedUp(job.record.longest_tokens()), "/", job.adapter.ToText(), "/",
-                      content.base_model(), "/",
+  return absl::StrCat(job.resumes, LeadsEquals(job), "/", job.record.company_max(), "/",
+                      content.priority(), "/", RoundedUp(job.record.longest_tokens()), "/",
+                      job.adapter.ToText(), "/", content.base_model(), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
 }
 
@@ -68,7 +67,7 @@ void JobQueue::Leave(JobState& job) {
   queue_.erase(KeyOf(job));
   Withhold(job);
   LosePlace(job);
-  job.resumes = false;
+  job.resumes = job.first_of_equals = false;
   job.goes_to.clear();
   job.trained_on.clear();
   job.why.clear();

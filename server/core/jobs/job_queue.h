@@ -71,8 +71,9 @@ class JobQueue {
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
 
-  // Whether it goes before all that have not begun.
-  static bool Resumes(const JobState& job) { return job.resumes || job.record.alone(); }
+  // Whether it goes before all of its priority. One that is tried alone does: others may wait for what
+  // comes of it (losses.h).
+  static bool LeadsEquals(const JobState& job) { return job.first_of_equals || job.record.alone(); }
 
   // OK where the invariants hold, the queue holds exactly `queued`, and who is postponed is among
   // `live`; else INTERNAL.
@@ -80,8 +81,8 @@ class JobQueue {
                                const std::map<std::string, const JobState*>& live) const;
 
  private:
-  // By importance: who resumes, then by priority; then by arrival.
-  using Key = std::tuple<bool, int32_t, int64_t>;
+  // By importance: who resumes, then by priority, then who leads its equals; then by arrival.
+  using Key = std::tuple<bool, int32_t, bool, int64_t>;
   static Key KeyOf(const JobState& job);
   void LosePlace(JobState& job);
   void CountPlaces() const;

@@ -254,10 +254,11 @@ void JobTable::ForgetPace(JobState& job) {
   TouchProgress(job);
 }
 
-void JobTable::Unplace(JobState& job, const std::string& message, bool resumes) {
+void JobTable::Unplace(JobState& job, const std::string& message, Standing standing) {
   FallBack(job);
   const bool pauses = job.state() == v1::Job::PAUSING;
-  job.resumes = resumes && !pauses;
+  job.resumes = standing == Standing::kFirst && !pauses;
+  job.first_of_equals = standing == Standing::kFirstOfEquals && !pauses;
   if (job.resumes) job.goes_to = job.moves_to;
   Transition(job, pauses ? v1::Job::PAUSED : v1::Job::QUEUED, message);
 }

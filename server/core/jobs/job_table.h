@@ -94,9 +94,11 @@ class JobTable {
             const std::string& message, const std::string& field = "", int64_t line = 0);
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
-  // The same, and it is in no group any more: PAUSED where it was PAUSING, else QUEUED, and before
-  // those that have not begun if it `resumes`. REQUIRES: it is placed.
-  void Unplace(JobState& job, const std::string& message, bool resumes = false);
+  // The same, and it is in no group any more: PAUSED where it was PAUSING, else QUEUED, and there
+  // behind those that wait as it does, before its equals, or before all others, as who moves or comes
+  // back to a group that is formed again. REQUIRES: it is placed.
+  enum class Standing { kAsOthers, kFirstOfEquals, kFirst };
+  void Unplace(JobState& job, const std::string& message, Standing standing = Standing::kAsOthers);
   // Its new values, in every state. A job in the queue takes its new place there.
   void Update(JobState& job, const v1::Job& values, const std::vector<std::string>& fields);
   // A checkpoint of so many bytes is committed, or is no more. REQUIRES: checkpoint_steps has it, or

@@ -2,8 +2,8 @@
 // was only there. After the second loss without progress of its own the job is a suspect: its group
 // may hold half as many suspects as the one that was lost, then half of those. A step that it has
 // never done before clears it. Jobs without suspicion share groups with suspects as with others;
-// but who was the only suspect when a worker was lost has its next group to itself, before all
-// others, until it is cleared. So among n jobs the one to blame is alone after 3 + log2(n) losses
+// but who was the only suspect when a worker was lost has its next group to itself, before its
+// equals, until it is cleared. So among n jobs the one to blame is alone after 3 + log2(n) losses
 // at most. Only a job that was alone fails, and not before it was alone, and has waited after it,
 // so often that whoever else ends workers has had a minute to pass: losses in company may follow
 // each other within seconds. A loss at what the job had done before, as it goes on from an older

@@ -81,6 +81,38 @@ TEST_CASE("One that is tried alone keeps nobody from preempting on other workers
   CHECK(Count(view, Decision::Kind::kEvict) == 0);
 }
 
+TEST_CASE("One that waits to be tried alone holds up no more than one group, and nobody above it") {
+  const int64_t budget = BudgetFor(500, {64, 64, 64});
+  QueuedJob suspect = Job("suspect", -3);
+  suspect.company_max = 1;
+  suspect.alone = suspect.first_of_equals = true;
+  ClusterView view =
+      View({Group("g", "m", budget, {{"a"}}), Group("h", "m", budget, {{"b"}})}, {suspect});
+  view.policy.evict = false;
+  view.groups[0].running[0].remaining_steps = view.groups[1].running[0].remaining_steps = 1000;
+  QueuedJob late = Job("late", -3);
+  late.arrival = 200;
+  view.queue.push_back(late);
+  // One of the groups drains for it, the other takes who comes later.
+  const std::string text = Text(view);
+  INFO(text);
+  CHECK(text.find("wait #1: suspect") != std::string::npos);
+  CHECK(text.find("admit") != std::string::npos);
+  CHECK(text.find(": late") != std::string::npos);
+  // An important one of another base model has somebody evicted.
+  view.policy.evict = true;
+  view.queue = {suspect, Other(Job("urgent", 100))};
+  CHECK(Text(view).find("for urgent") != std::string::npos);
+}
+
+TEST_CASE("Of equals those go first whose worker was drained, and behind who is more important") {
+  ClusterView view = View({}, {Job("a", 0, 7200, "", 64, 1), Job("drained", 0, 0, "", 64, 2),
+                               Job("urgent", 1, 0, "", 64, 3), Job("moves", -1, 0, "", 64, 4)});
+  view.queue[1].first_of_equals = true;
+  view.queue[3].resumes = true;
+  CHECK(QueueOrder(view) == std::vector<size_t>{3, 2, 1, 0});
+}
+
 TEST_CASE("A base model with many jobs leaves others their share of the search") {
   std::mt19937 random(3);
   std::vector<GroupView> groups;

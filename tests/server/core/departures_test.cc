@@ -160,6 +160,35 @@ TEST_CASE("a drained worker's jobs go on elsewhere, and it says when it is empty
   world->CheckInvariants();
 }
 
+TEST_CASE("a job of a drained worker waits by its priority, before its equals") {
+  WorldOptions options;
+  options.core.policy.evict = false;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const auto submit = [&](const std::string& model, int priority) {
+    Job content = LongJob();
+    content.set_base_model(model);
+    content.set_priority(priority);
+    content.mutable_training()->set_epochs(500);
+    const std::string job = world->Submit(content);
+    world->Sleep(1'000'000);
+    return job;
+  };
+  const std::string low = submit("m", -100);
+  world->RunUntil([&] { return world->Job(low).step() >= 3; });
+  const std::string name = WorkersOf(*world)[0].name();
+  Drain(*world, name);
+  world->RunUntilState(low, Job::QUEUED);
+  const std::string equal = submit("m2", -100), urgent = submit("m2", 100);
+  CHECK(world->Job(urgent).queue().place() == 1);
+  CHECK(world->Job(low).queue().place() == 2);
+  CHECK(world->Job(equal).queue().place() == 3);
+  world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(name));
+  world->RunUntilState(urgent, Job::RUNNING);
+  CHECK(world->StateOf(low) == Job::QUEUED);
+  for (const std::string& job : {urgent, low, equal}) world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 TEST_CASE("jobs of the last worker wait while it is drained, and say so; also after a crash") {
   auto world = MakeWorld();
   world->StartWorkers();

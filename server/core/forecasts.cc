@@ -50,11 +50,16 @@ void Core::State::Forecast() {
   planner::ClusterView view = ClusterOf(Waiting::kAll);
   Ration(&view, nullptr);
   const std::vector<JobState*> waiting = jobs_.queue().All();
-  std::vector<JobState*> looked_at;  // those of the view, in its order, which is theirs
-  auto next = waiting.begin();
-  for (const planner::QueuedJob& queued : view.queue) {
-    while ((*next)->name() != queued.job) ++next;
-    looked_at.push_back(*next);
+  // Those of the view, in its order, which is theirs: all, unless quotas hold some.
+  std::vector<JobState*> looked_at;
+  if (view.queue.size() == waiting.size()) {
+    looked_at = waiting;
+  } else {
+    auto next = waiting.begin();
+    for (const planner::QueuedJob& queued : view.queue) {
+      while ((*next)->name() != queued.job) ++next;
+      looked_at.push_back(*next);
+    }
   }
   std::vector<JobState*> order;
   order.reserve(looked_at.size());
@@ -66,8 +71,14 @@ void Core::State::Forecast() {
     return found == foreseen.end() ? nullptr : &found->second;
   };
   int told = 0;
-  for (JobState* job : waiting) {
-    TakeForecast(*job, of(job->name()));
+  size_t seen = 0;
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    JobQueue::PrefetchAfter(waiting, i);
+    JobState* job = waiting[i];
+    // By the view's names, which lie side by side.
+    const bool is_seen = seen < looked_at.size() && looked_at[seen] == job;
+    TakeForecast(*job, is_seen ? of(view.queue[seen].job) : nullptr);
+    seen += is_seen;
     const int place = jobs_.queue().PlaceOf(*job);
     if (told == kToldMax || (!IsNews(job->told.place, place) && job->told.why == job->why &&
                              !IsNews(job->told.forecast, job->forecast))) {

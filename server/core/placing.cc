@@ -29,15 +29,6 @@ double StepSquaredLengths(const v1::Job& job) {
              : 0;
 }
 
-// 10,000 jobs do not lie in the processor's caches: they are asked for before their turn.
-constexpr size_t kAhead = 8;
-void Prefetch(const void* what, size_t bytes) {
-  constexpr size_t kLine = 64;
-  for (size_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(static_cast<const char*>(what) + at);
-  }
-}
-
 // One that has none, or only answers, makes way at once: nobody waits for the end of its work.
 bool HasJobs(const GroupState& group) {
   return !std::ranges::all_of(
@@ -226,8 +217,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     const std::vector<JobState*> all = jobs_.queue().All();
     view.queue.reserve(all.size() + 1);
     for (size_t i = 0; i < all.size(); ++i) {
-      if (i + 2 * kAhead < all.size()) Prefetch(all[i + 2 * kAhead], sizeof(JobState));
-      if (i + kAhead < all.size()) Prefetch(&all[i + kAhead]->job(), sizeof(v1::Job));
+      JobQueue::PrefetchAfter(all, i);
       add(*all[i]);
     }
   } else {

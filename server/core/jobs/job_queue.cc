@@ -226,6 +226,17 @@ std::vector<JobState*> JobQueue::All() const {
   return all;
 }
 
+void JobQueue::PrefetchAfter(const std::vector<JobState*>& jobs, size_t i) {
+  constexpr size_t kAhead = 8, kLine = 64;
+  const auto prefetch = [](const void* what, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += kLine) {
+      __builtin_prefetch(static_cast<const char*>(what) + at);
+    }
+  };
+  if (i + 2 * kAhead < jobs.size()) prefetch(jobs[i + 2 * kAhead], sizeof(JobState));
+  if (i + kAhead < jobs.size()) prefetch(&jobs[i + kAhead]->job(), sizeof(v1::Job));
+}
+
 // ---- invariants ----
 
 absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,

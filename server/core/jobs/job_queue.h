@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "server/core/events/options.h"
@@ -70,6 +71,9 @@ class JobQueue {
   size_t Beyond(const JobState& job) const { return job.viewed < views_ ? ViewOfShape() : 0; }
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
+  // 10,000 jobs do not lie in the processor's caches: who walks over them has those asked for that
+  // come soon after this one.
+  static void PrefetchAfter(const std::vector<JobState*>& jobs, size_t i);
 
   // Whether it goes before all of its priority. One that is tried alone does: others may wait for what
   // comes of it (losses.h).
@@ -88,7 +92,7 @@ class JobQueue {
   void CountPlaces() const;
   // Jobs of one shape and one label group are alike for a decision, or nearly.
   using Alike = absl::btree_map<Key, JobState*>;
-  using Shape = std::map<std::string, Alike>;  // by label group
+  using Shape = absl::flat_hash_map<std::string, Alike>;  // by label group: there may be thousands
   std::string ShapeOf(const JobState& job) const;
   // Those of which a decision looks at some, so many of each.
   std::vector<const Alike*> LookedAt(const Shape& shape, size_t* of_each) const;

@@ -261,7 +261,7 @@ FIELDS = [
     ("adapter.rank", -1), ("adapter.rank", 513), ("adapter.alpha", 0), ("adapter.alpha", -1), ("adapter.dropout", 1.0),
     ("adapter.dropout", 0.99999998), ("adapter.alpha", 1e-320), ("training.eps", 1e-320), ("display_name", "\u009b31mred"),
     ("adapter.dropout", -0.1), ("adapter.target_modules", ["q_proj", "nonsense"]), ("adapter.target_modules", ["q_proj", "q_proj"]),
-    ("adapter.init_from", "nobody"), ("training.epochs", 0), ("training.max_steps", -1), ("training.batch_size", 0),
+    ("adapter.init_from", "nobody"), ("training.epochs", 0), ("training.max_steps", -2), ("training.batch_size", 0),
     ("training.max_length", 0), ("training.max_length", 1 << 20), ("training.learning_rate", -1.0), ("training.warmup_steps", -1),
     ("training.weight_decay", -0.5), ("training.beta1", 1.0), ("training.beta2", -0.1), ("training.eps", 0.0),
     ("training.max_grad_norm", -1.0), ("training.checkpoint_every_steps", -1),

@@ -51,7 +51,16 @@ void Core::State::On(uint64_t request, const v1::ListWorkersRequest&) {
   turn_.Answer(request, ViewWorkers());
 }
 
-std::optional<ReplyValue> Core::State::Look(const Request& request) {
+std::optional<ReplyValue> Core::State::Look(const Request& request,
+                                            const absl::Status& unwritable) {
+  const absl::Status room = turn_.room();
+  turn_.SetRoom(unwritable);  // jobs wait for the one as for the other
+  std::optional<ReplyValue> seen = LookNow(request);
+  turn_.SetRoom(room);
+  return seen;
+}
+
+std::optional<ReplyValue> Core::State::LookNow(const Request& request) {
   if (std::holds_alternative<v1::GetClusterRequest>(request)) return ViewCluster();
   if (std::holds_alternative<v1::ListWorkersRequest>(request)) return ViewWorkers();
   if (const auto* trace = std::get_if<v1::GetTraceRequest>(&request)) {
@@ -76,7 +85,7 @@ v1::ClusterStatus Core::State::ViewCluster() {
   status.set_version(options_.version);
   turn_.StampWall(turn_.start_wall_us(), status.mutable_start_time());
   if (!turn_.room().ok()) {
-    status.add_warnings(absl::StrCat(turn_.room().message(), "; jobs wait until there is"));
+    status.add_warnings(absl::StrCat(turn_.room().message(), "; jobs wait until then"));
   }
   int workers = 0;
   for (const auto& [name, worker] : cluster_.all()) workers += worker.connection != 0;

@@ -20,7 +20,9 @@ absl::StatusOr<std::unique_ptr<Core>> Core::Create(const CoreOptions& options, S
 
 std::vector<Effect> Core::Apply(const Event& event) { return state_->Apply(event); }
 
-std::optional<ReplyValue> Core::Look(const Request& request) { return state_->Look(request); }
+std::optional<ReplyValue> Core::Look(const Request& request, const absl::Status& unwritable) {
+  return state_->Look(request, unwritable);
+}
 
 CoreSizes Core::SizesNow() const { return state_->SizesNow(); }
 

@@ -44,7 +44,7 @@ void Core::State::OnRoom(const RoomChanged& room) {
   const bool low = !was_low;
   const std::string why(turn_.room().message());
   if (low) {
-    turn_.Warn(absl::StrCat(why, "; jobs wait until there is"));
+    turn_.Warn(absl::StrCat(why, "; jobs wait until then"));
   } else {
     turn_.Info(absl::StrCat("the disk of ", room.path, " has room again: all goes on"));
   }

@@ -86,7 +86,7 @@ class Core::State {
   absl::Status Load(StoredState stored);
   std::vector<Effect> Recover(Moment now, int64_t starts_before);
   std::vector<Effect> Apply(const Event& event);
-  std::optional<ReplyValue> Look(const Request& request);
+  std::optional<ReplyValue> Look(const Request& request, const absl::Status& unwritable);
   CoreSizes SizesNow() const;
   std::vector<std::string> PathsInUse() const;
   std::vector<std::string> SettledFolders() const;
@@ -223,6 +223,7 @@ class Core::State {
   // ---- cluster_view.cc ----
   void On(uint64_t request, const v1::GetClusterRequest& content);
   void On(uint64_t request, const v1::ListWorkersRequest& content);
+  std::optional<ReplyValue> LookNow(const Request& request);
   v1::ClusterStatus ViewCluster();
   void AddTimes(v1::ClusterStatus* status);
   v1::ListWorkersResponse ViewWorkers() const;

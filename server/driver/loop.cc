@@ -272,7 +272,7 @@ bool Loop::AnswerMeanwhile() {
 // From what is committed, or from the memory of this process what no store knows. False where
 // neither answers it.
 bool Loop::AnswerRead(uint64_t request, const Request& content) {
-  std::optional<ReplyValue> seen = core_->Look(content);
+  std::optional<ReplyValue> seen = core_->Look(content, stalled_);
   if (IsCommittedRead(content)) {
     Uncommitted beside{std::string(stalled_.message()), {}};
     if (seen) beside.cluster = std::get<v1::ClusterStatus>(*std::move(seen));

@@ -148,6 +148,7 @@ class Reader {
       SetProgress(progress->second, &job);
     }
     if (job.state() == v1::Job::QUEUED) job.mutable_queue()->set_why(beside_.why);
+    if (IsPlaced(job.state())) SetStalled(beside_.why, &job);
     return job;
   }
 

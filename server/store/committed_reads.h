@@ -13,7 +13,7 @@ namespace lorad::server {
 
 // Facts that the store does not hold.
 struct Uncommitted {
-  std::string why;            // queued jobs wait; their place is left out
+  std::string why;  // jobs wait, in the queue, where their place is left out, or in a group
   v1::ClusterStatus cluster;  // for GetCluster, which counts jobs as they are stored
 };
 

@@ -1,6 +1,8 @@
 #include "server/core/jobs/job_progress.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/catalog/row_sums.h"
@@ -61,6 +63,12 @@ void ShowCheckpoint(records::JobRecord& record) {
   }
 }
 
+void SetStalled(std::string why, v1::Job* job) {
+  job->set_stalled(std::move(why));
+  job->clear_tokens_per_second();
+  job->clear_seconds_left();
+}
+
 v1::Job SummaryOf(const v1::Job& job) {
   v1::Job summary;
   summary.set_name(job.name());
@@ -90,6 +98,7 @@ v1::Job SummaryOf(const v1::Job& job) {
   summary.set_group(job.group());
   summary.set_attempts(job.attempts());
   summary.set_last_checkpoint_step(job.last_checkpoint_step());
+  summary.set_stalled(job.stalled());
   return summary;
 }
 

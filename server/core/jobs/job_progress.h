@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "lorad/v1/jobs.pb.h"
 #include "server/core/events/records.pb.h"
@@ -23,6 +24,9 @@ double EpochAt(const records::JobRecord& record, int64_t step);
 // Makes the job what it was at its newest checkpoint: what came after it is not done. Its loss is not
 // set where nobody knows it any more; validation_loss stays, for what was evaluated is not again.
 void ShowCheckpoint(records::JobRecord& record);
+
+// It waits where it is: it has no speed and no end.
+void SetStalled(std::string why, v1::Job* job);
 
 // The part of it that ListJobsRequest::SUMMARY keeps.
 v1::Job SummaryOf(const v1::Job& job);

@@ -84,15 +84,12 @@ void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
   if (!IsPlaced(job->state())) return;
   if (state && state->unwritten_step > 0) job->set_unsaved(state->unwritten_why);
   if (!turn_.room().ok()) {
-    job->set_stalled(std::string(turn_.room().message()));
+    SetStalled(std::string(turn_.room().message()), job);
   } else if (state && WaitsForItsSave(*state)) {
-    job->set_stalled(absl::StrCat("the checkpoint of step ", job->step(),
-                                  ", its last, is not written yet; its events say why"));
-  } else {
-    return;
+    SetStalled(absl::StrCat("the checkpoint of step ", job->step(),
+                            ", its last, is not written yet; its events say why"),
+               job);
   }
-  job->clear_tokens_per_second();
-  job->clear_seconds_left();
 }
 
 v1::Job JobTable::View(const JobEntry& entry) const {

@@ -79,6 +79,58 @@ TEST_CASE("while the store has no room reads are answered as committed, and writ
   }
 }
 
+TEST_CASE("while the store cannot be written jobs that have a place say that they wait, and why") {
+  for (const absl::Status& failure : {DiskFull(), absl::UnavailableError("it was moved away")}) {
+    Coordinator coordinator;
+    REQUIRE(coordinator.Call(NewModel("m")).ok());
+    REQUIRE(coordinator.Call(NewDataset(coordinator, "d")).ok());
+    const std::string job = std::get<v1::Job>(*coordinator.Call(NewJob())).name();
+    Connect(coordinator, 1);
+    REQUIRE(coordinator.sent.back().has_form_group());
+    v1::ListJobsRequest summaries;
+    summaries.set_view(v1::ListJobsRequest::SUMMARY);
+    const auto shown = [&] {
+      return std::vector<v1::Job>{
+          std::get<v1::Job>(*coordinator.Call(Named<v1::GetJobRequest>(job))),
+          std::get<JobSnapshot>(*coordinator.Call(SnapshotJobs{})).jobs.at(0),
+          std::get<v1::ListJobsResponse>(*coordinator.Call(v1::ListJobsRequest())).jobs(0),
+          std::get<v1::ListJobsResponse>(*coordinator.Call(summaries)).jobs(0)};
+    };
+    const auto cluster = [&] {
+      return std::get<v1::ClusterStatus>(*coordinator.Call(v1::GetClusterRequest()));
+    };
+    const auto estimate = [&] {
+      return std::get<v1::JobEstimate>(*coordinator.Call(EstimateJob{NewJob().job}));
+    };
+    for (const v1::Job& one : shown()) CHECK(one.stalled().empty());
+    CHECK(cluster().warnings().empty());
+    CHECK(estimate().has_forecast());
+
+    coordinator.store.failure = failure;
+    coordinator.Ask(NewModel("n"));
+    coordinator.Settle();
+    const std::string why(coordinator.writable.message());
+    CHECK_THAT(why, Catch::StartsWith("the store cannot be written") &&
+                        Catch::Contains(std::string(failure.message())));
+    for (const v1::Job& one : shown()) {
+      CHECK(one.state() == v1::Job::PREPARING);
+      CHECK(one.stalled() == why);
+      CHECK(one.tokens_per_second() == 0);
+      CHECK_FALSE(one.has_seconds_left());
+    }
+    REQUIRE(cluster().warnings_size() == 1);
+    CHECK(cluster().warnings(0) == why + "; jobs wait until then");
+    CHECK_FALSE(estimate().has_forecast());
+    CHECK(estimate().no_forecast() == why);
+
+    coordinator.store.failure = absl::OkStatus();
+    coordinator.Sleep(2 * kSecond);
+    for (const v1::Job& one : shown()) CHECK(one.stalled().empty());
+    CHECK(cluster().warnings().empty());
+    CHECK(estimate().has_forecast());
+  }
+}
+
 TEST_CASE("a read that comes with the write that the store has no room for does not wait for it") {
   Coordinator coordinator;
   REQUIRE(coordinator.Call(NewModel("m")).ok());

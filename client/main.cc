@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
   client::AddEvaluateCommand(app, session);
   client::AddClusterCommands(app, session);
   client::AddQuotaCommands(app, session);
-  client::RefuseEmptyNumbers(app);
+  client::RefuseWrongNumbers(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

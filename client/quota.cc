@@ -22,7 +22,7 @@ struct Options {
   std::string label;
   std::optional<std::int64_t> running;
   std::optional<std::int64_t> queued;
-  std::optional<std::uint64_t> stored;
+  std::optional<std::int64_t> stored;
 };
 
 std::string OfJobs(std::int64_t use, bool limited, std::int64_t limit) {
@@ -45,6 +45,10 @@ void AddTo(Table& table, const Quota& quota) {
   if (quota.use().empty()) add(Quota::Use());
 }
 
+std::string NotNegative(const std::string& bytes) {
+  return bytes.starts_with("-") ? absl::StrCat("must not be negative, got '", bytes, "'") : "";
+}
+
 absl::Status List(Session& session) {
   lorad::v1::ListQuotasResponse response;
   const auto status =
@@ -65,7 +69,7 @@ absl::Status Set(Session& session, const Options& options) {
   asked.set_label(options.label);
   if (options.running) asked.set_running_jobs(*options.running);
   if (options.queued) asked.set_queued_jobs(*options.queued);
-  if (options.stored) asked.set_stored_bytes(static_cast<std::int64_t>(*options.stored));
+  if (options.stored) asked.set_stored_bytes(*options.stored);
   Quota quota;
   const auto status = Call(session, &Cluster::Stub::SetQuota, request, quota);
   if (!status.ok()) return status;
@@ -103,7 +107,8 @@ void AddQuotaCommands(CLI::App& app, Session& session) {
   set.add_option("--running", options->running, "Jobs that run; others wait in the queue");
   set.add_option("--queued", options->queued, "Jobs that wait; more are refused");
   set.add_option("--stored", options->stored, "Bytes of checkpoints, e.g. 10GiB; then no more jobs")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::Validator(NotNegative, ""));  // before that, to which -1 is a large number
   set.callback([&session, options] {
     session.action = [&session, options] { return Set(session, *options); };
   });

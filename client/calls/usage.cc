@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -77,19 +79,35 @@ std::string UnknownOption(const std::vector<std::string>& known,
   return "";
 }
 
+// `parse` is what the parser calls.
+template <class Number>
+CLI::Validator WithinRange(Number (*parse)(const char*, char**, int)) {
+  using Limits = std::numeric_limits<Number>;
+  return CLI::Validator(
+      [parse](std::string& value) {
+        errno = 0;
+        parse(value.c_str(), nullptr, 0);
+        return errno != ERANGE ? std::string()
+                               : absl::StrCat("must be a whole number from ", Limits::min(), " to ",
+                                              Limits::max(), ", got '", value, "'");
+      },
+      "");
+}
+
 }  // namespace
 
-void RefuseEmptyNumbers(CLI::App& app) {
+void RefuseWrongNumbers(CLI::App& app) {
   const CLI::Validator given(
       [](std::string& value) { return std::string(value.empty() ? "needs a number" : ""); }, "");
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
-    const bool number = std::ranges::any_of(std::array{"INT", "UINT", "FLOAT"},
-                                            [&](const char* of) { return type.starts_with(of); });
-    if (number) option->check(given);
+    const auto is = [&](const char* kind) { return type.starts_with(kind); };
+    if (is("INT") || is("UINT") || is("FLOAT")) option->check(given);
+    if (is("INT")) option->check(WithinRange(std::strtoll));
+    if (is("UINT")) option->check(WithinRange(std::strtoull));
   }
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
-    RefuseEmptyNumbers(*command);
+    RefuseWrongNumbers(*command);
   }
 }
 

@@ -234,6 +234,14 @@ TEST_CASE_METHOD(Fixture, "quotas are set as a whole, listed with their use, and
     INFO(wrong);
     CHECK(Run(wrong).reason == "USAGE");
   }
+  for (const char* beyond : {"--stored 18446744073709551615", "--stored 8EiB",
+                             "--running 99999999999999999999", "--queued 9223372036854775808"}) {
+    const Ran ran = Run(std::string("quota set team=math ") + beyond);
+    INFO(ran.error);
+    CHECK(ran.reason == "USAGE");
+    CHECK(Has(ran.error, "must be a whole number from -9223372036854775808 to "));
+  }
+  CHECK(Run("quota set team=math --stored=-1").error == "--stored: must not be negative, got '-1'");
   v1::Quota quota = cluster.set;
   v1::Quota::Use& use = *quota.add_use();
   use.set_label("team=art");

@@ -17,6 +17,7 @@
 
 #include "client/calls/error.h"
 #include "client/calls/session.h"
+#include "client/calls/usage.h"
 
 namespace lorad::client {
 
@@ -46,6 +47,7 @@ inline Ran RunCommand(int port, const std::string& arguments, bool json = false)
   AddEvaluateCommand(app, session);
   AddClusterCommands(app, session);
   AddQuotaCommands(app, session);
+  RefuseWrongNumbers(app);
   std::ostringstream out, err;
   std::streambuf* const real_out = std::cout.rdbuf(out.rdbuf());
   std::streambuf* const real_err = std::cerr.rdbuf(err.rdbuf());

@@ -34,13 +34,17 @@ absl::Status Parse(std::vector<std::string> arguments) {
   std::optional<std::uint64_t> bytes;
   ls.add_option("--limit", limit);
   ls.add_option("--most", most)->check(CLI::Range(1, 5));
+  std::int64_t after = 0;
+  std::uint64_t seed = 0;
+  ls.add_option("--after", after);
+  ls.add_option("--seed", seed);
   ls.add_option("--bytes", bytes)->transform(CLI::AsSizeValue(false));
   app.add_subcommand("watch")->add_option("job", job)->required();
   CLI::App& dataset = *app.add_subcommand("dataset");
   dataset.require_subcommand(1);
   dataset.add_subcommand("validate");
   dataset.add_subcommand("rm");
-  RefuseEmptyNumbers(app);
+  RefuseWrongNumbers(app);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {
     app.parse(reversed);
@@ -65,6 +69,14 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
       {{"ls", "--most", ""}, "--most", "lora ls"},
       {{"ls", "--limit="}, "--limit", "lora ls"},
       {{"ls", "--bytes", ""}, "--bytes", "lora ls"},
+      {{"ls", "--after", "9223372036854775808"},
+       "--after: must be a whole number from -9223372036854775808 to 9223372036854775807, got "
+       "'9223372036854775808'",
+       "lora ls"},
+      {{"ls", "--after=-9223372036854775809"}, "--after: must be a whole number", "lora ls"},
+      {{"ls", "--seed", "18446744073709551616"},
+       "--seed: must be a whole number from 0 to 18446744073709551615",
+       "lora ls"},
       {{"ls", "--jsn"}, "did you mean `--json`?", "lora ls"},
       {{"ls", "word"}, "not expected: word; see", "lora ls"},
       {{"ls", "--frobnicate"}, "has no option --frobnicate; see", "lora ls"},
@@ -79,6 +91,8 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
     CHECK(message.find("see `" + std::string(c.help) + " --help`") != std::string::npos);
   }
   CHECK(Parse({"ls", "--filter", "x", "--json"}).ok());
+  CHECK(Parse({"ls", "--after", "9223372036854775807", "--seed", "18446744073709551615"}).ok());
+  CHECK(Parse({"ls", "--after", "-9223372036854775808"}).ok());
 }
 
 TEST_CASE("an error as JSON is one line that has all of it") {

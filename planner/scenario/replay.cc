@@ -1,6 +1,7 @@
 #include "planner/scenario/replay.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <utility>
@@ -28,6 +29,9 @@ constexpr size_t kShown = 10;                 // jobs that never ended
 // A job may train for so long alone: sums of some 10,000 such still tell seconds apart.
 constexpr double kAloneMaxS = 1e10;
 constexpr int64_t kUsualMicrobatch = 1024;  // tokens
+// Fields that a cluster as it stands does not have.
+constexpr std::array kOfHistories = {"recorded_policy", "policies", "baselines",
+                                     "empty_group_s",   "turn_s",   "look_s"};
 
 // How long jobs would train for alone where they take longest.
 class Lengths {
@@ -212,10 +216,13 @@ class Reader {
 absl::Status CheckThatJobsCome(const json& scenario) {
   Violations violations;
   const auto jobs = scenario.find("jobs");
-  if (jobs != scenario.end() && *jobs == json::array() && !scenario.contains("load")) {
-    violations.Add({"$.jobs", "is empty, so that there is nothing to replay",
-                    "record again once jobs train (`lora cluster --record FILE`), give jobs, or a "
-                    "load to draw them from"});
+  const bool missing = jobs == scenario.end();
+  if ((missing || *jobs == json::array()) && !scenario.contains("load")) {
+    violations.Add(
+        {"$.jobs",
+         absl::StrCat("is ", missing ? "missing" : "empty", ", so that there is nothing to replay"),
+         "record again once jobs train (`lora cluster --record FILE`), give jobs, or a "
+         "load to draw them from"});
   }
   return violations.ToStatus();
 }
@@ -368,24 +375,44 @@ std::string PartRecorded(const History& history) {
                       "whose jobs have all ended\n");
 }
 
-// Of the first row; empty where all ended.
-std::string NeverEnded(const History& history, const Row& row) {
-  std::vector<std::string> names;
-  for (size_t j = 0; j < history.jobs.size(); ++j) {
-    if (row.outcome->jobs[j].ends_s == kNever) names.push_back(history.jobs[j].content.job);
-  }
+// On a worker that is there at any time.
+bool FitsSome(const QueuedJob& job, const History& history) {
+  return std::ranges::any_of(history.workers, [&](const HistoryWorker& worker) {
+    const int64_t own = worker.view.microbatch_tokens;
+    return FitsAlone(job, worker.view.device, worker.view.budget_bytes,
+                     own > 0 ? own : history.microbatch_tokens);
+  });
+}
+
+// Empty where there are none.
+std::string NeverEnded(std::vector<std::string> names, const char* why) {
   if (names.empty()) return "";
   const size_t left = names.size();
   if (left > kShown) names.resize(kShown);
-  return absl::StrCat(left, left == 1 ? " job" : " jobs",
-                      " never ended, as no worker alone has room, and several are not replayed: ",
+  return absl::StrCat(left, left == 1 ? " job" : " jobs", " never ended, as ", why, ": ",
                       absl::StrJoin(names, ", "), left > kShown ? ", .." : "", "\n");
+}
+
+// Of the first row; empty where all ended.
+std::string NeverEnded(const History& history, const Row& row) {
+  std::vector<std::string> without_room, left_behind;
+  for (size_t j = 0; j < history.jobs.size(); ++j) {
+    if (row.outcome->jobs[j].ends_s < kNever) continue;
+    const QueuedJob& job = history.jobs[j].content;
+    (FitsSome(job, history) ? left_behind : without_room).push_back(job.job);
+  }
+  return NeverEnded(std::move(without_room),
+                    "no worker alone has room, and several are not replayed") +
+         NeverEnded(std::move(left_behind), "the workers that have room had gone (goes_s)");
 }
 
 }  // namespace
 
 bool IsReplay(const json& scenario) {
-  return scenario.is_object() && (scenario.contains("jobs") || scenario.contains("load"));
+  if (!scenario.is_object()) return false;
+  const auto has = [&](const char* field) { return scenario.contains(field); };
+  if (has("jobs") || has("load")) return true;
+  return !has("queue") && !has("groups") && std::ranges::any_of(kOfHistories, has);
 }
 
 absl::StatusOr<ReplayScenario> ReadReplay(const json& scenario) {

@@ -32,7 +32,7 @@ struct ReplayScenario {
   Turns turns;
 };
 
-// It has jobs that come, or a load: else schedule.h reads it.
+// It has jobs that come, or a load, or what stands beside these alone: else schedule.h reads it.
 bool IsReplay(const nlohmann::json& scenario);
 absl::StatusOr<ReplayScenario> ReadReplay(const nlohmann::json& scenario);
 absl::StatusOr<PlanResult> RunReplay(const nlohmann::json& scenario);

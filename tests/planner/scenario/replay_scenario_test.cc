@@ -113,14 +113,23 @@ TEST_CASE("Bad histories") {
 
 // As `lora cluster --record` writes it before a job's rows are checked.
 TEST_CASE("A recording without jobs says that, and what to do, alone") {
-  const json recording = {{"about", {"recorded"}},
-                          {"recorded_policy", {{"evict", true}}},
-                          {"models", json::array()},
-                          {"workers", json::array()},
-                          {"jobs", json::array()}};
+  json recording = {{"about", {"recorded"}},
+                    {"recorded_policy", {{"evict", true}}},
+                    {"models", json::array()},
+                    {"workers", json::array()},
+                    {"jobs", json::array()}};
   CHECK(CheckSchedule(recording).message() ==
         "$.jobs: is empty, so that there is nothing to replay; record again once jobs train (`lora "
         "cluster --record FILE`), give jobs, or a load to draw them from");
+  recording.erase("jobs");
+  for (const char* field : {"recorded_policy", "turn_s"}) {
+    INFO(field);
+    CHECK(CheckSchedule(recording).message() ==
+          "$.jobs: is missing, so that there is nothing to replay; record again once jobs train "
+          "(`lora cluster --record FILE`), give jobs, or a load to draw them from");
+    recording.erase("recorded_policy");
+    recording["turn_s"] = 2;
+  }
 }
 
 TEST_CASE("Bad loads") {
@@ -190,6 +199,15 @@ TEST_CASE("A replay's table") {
   CHECK(never->json["replays"].size() == 2);
   CHECK(never->text.find("1 job never ended, as no worker alone has room, and several are not "
                          "replayed: a\n") != std::string::npos);
+  scenario["workers"][0]["goes_s"] = 0.5;
+  scenario["jobs"].push_back(scenario["jobs"][0]);
+  scenario["jobs"][1].update({{"name", "b"}, {"longest_sequence", 64}});
+  const auto gone = RunSchedule(scenario);
+  REQUIRE(gone.ok());
+  CHECK(
+      gone->text.ends_with("\n1 job never ended, as no worker alone has room, and several are not "
+                           "replayed: a\n1 job never ended, as the workers that have room had "
+                           "gone (goes_s): b\n"));
 }
 
 TEST_CASE("A recorded history says under which settings, and what it does not know") {

@@ -63,7 +63,8 @@ absl::Status Look(Session& session, Record& record) {
   return status;
 }
 
-// Which keys labels may have is known to the daemon, which refuses a filter by another one.
+// Which keys labels may have is known to the daemon, which refuses a filter by another one; what it
+// says is of the filter, which the user did not write.
 absl::Status CheckShareLabel(Session& session, const std::string& label) {
   v1::ListJobsRequest request;
   request.set_filter(absl::StrCat("labels.", label, " != \"\""));
@@ -72,7 +73,10 @@ absl::Status CheckShareLabel(Session& session, const std::string& label) {
   v1::ListJobsResponse response;
   const absl::Status status = Call(session, &v1::Jobs::Stub::ListJobs, request, response);
   if (!absl::IsInvalidArgument(status)) return status;
-  return Reworded(status, absl::StrCat("--share-label '", label, "' is no key of a label"));
+  return Error(ReasonOf(status),
+               absl::StrCat("--share-label '", label,
+                            "' is no key of a label: give 1 to 63 lower-case letters, digits, '.', "
+                            "'_', '/' and '-'"));
 }
 
 }  // namespace

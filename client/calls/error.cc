@@ -103,13 +103,6 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
   return made;
 }
 
-absl::Status Reworded(const absl::Status& status, absl::string_view message) {
-  absl::Status reworded(status.code(), message);
-  status.ForEachPayload(
-      [&](absl::string_view name, const absl::Cord& value) { reworded.SetPayload(name, value); });
-  return reworded;
-}
-
 std::string ReasonOf(const absl::Status& status) {
   const auto reason = status.GetPayload(kReason);
   return reason.has_value() ? std::string(*reason) : absl::StatusCodeToString(status.code());

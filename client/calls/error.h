@@ -26,9 +26,6 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server);
 // "error: REASON: message" and one more line for each violation. REQUIRES: not ok.
 void PrintError(const absl::Status& status, std::ostream& out);
 
-// The same error, said in these words of its caller.
-absl::Status Reworded(const absl::Status& status, absl::string_view message);
-
 std::string ReasonOf(const absl::Status& status);
 
 // An entry of the metadata of the answer's google.rpc.ErrorInfo; "" where it has none.

@@ -122,8 +122,8 @@ TEST_CASE_METHOD(Fixture, "a label to share by is judged by the daemon") {
   jobs.refuses = true;
   const Ran refused = Record(" --share-label Team");
   CHECK(refused.error ==
-        "error: INVALID_FIELDS: --share-label 'Team' is no key of a label\n"
-        "  filter: column 1: keys must be ..\n");
+        "error: INVALID_FIELDS: --share-label 'Team' is no key of a label: give 1 to 63 lower-case "
+        "letters, digits, '.', '_', '/' and '-'\n");
 }
 
 // Without a file the command is another one, which shows the cluster.

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <iostream>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -75,7 +76,7 @@ class Screen {
   }
 
   // Over what is there, so that nothing flickers.
-  static void Draw(const std::vector<std::string>& lines) {
+  void Draw(const std::vector<std::string>& lines) {
     std::string text = "\x1b[H";
     for (std::size_t i = 0; i < lines.size(); ++i) {
       absl::StrAppend(&text, i == 0 ? "" : "\r\n", lines[i], "\x1b[K");
@@ -91,7 +92,6 @@ class LiveTable {
   absl::Status Run() {
     session_.channel();  // made before there are threads
     const Interrupts interrupts;
-    const Screen screen;
     std::thread jobs([this] {
       const absl::Status status = follower_.Run();
       std::lock_guard lock(mutex_);
@@ -107,6 +107,7 @@ class LiveTable {
     follower_.Stop();
     jobs.join();
     workers.join();
+    screen_.reset();
     std::lock_guard lock(mutex_);
     return status_;
   }
@@ -118,6 +119,7 @@ class LiveTable {
     following.told = [this](const WatchJobsResponse& news) {
       std::lock_guard lock(mutex_);
       board_.Take(news);
+      jobs_told_ = jobs_told_ || !news.has_job();  // a bookmark
       lost_ = false;
       changed_ = true;
       return true;
@@ -125,6 +127,7 @@ class LiveTable {
     following.anew = [this] {
       std::lock_guard lock(mutex_);
       board_.ClearJobs();
+      jobs_told_ = false;
       changed_ = true;
     };
     following.lost = [this] {
@@ -157,33 +160,40 @@ class LiveTable {
       }
       std::lock_guard lock(mutex_);
       board_.Take(std::move(workers), std::move(cluster));
+      workers_told_ = true;
       changed_ = true;
     }
   }
 
+  // Nothing before the first answers: a board without them would say that nobody is there.
   void DrawIfChanged() {
     const Screen::Size size = Screen::size();
     std::vector<std::string> lines;
     {
       std::lock_guard lock(mutex_);
       const bool same_size = size.rows == drawn_.rows && size.columns == drawn_.columns;
+      if (!(jobs_told_ && workers_told_) && !lost_) return;
       if (!std::exchange(changed_, false) && same_size) return;
       lines = board_.Lines(size.rows, size.columns);
       if (lost_) lines[0] = absl::StrCat("lost ", session_.server, "; trying again");
     }
     drawn_ = size;
     lines[0] = CutToWidth(lines[0], static_cast<std::size_t>(size.columns));
-    Screen::Draw(lines);
+    if (!screen_) screen_.emplace();
+    screen_->Draw(lines);
   }
 
   Session& session_;
   Follower follower_;
   std::atomic<bool> stop_ = false;
+  std::optional<Screen> screen_;  // once there is something to draw
   Screen::Size drawn_;
 
   std::mutex mutex_;
   ClusterBoard board_ ABSL_GUARDED_BY(mutex_);
   bool changed_ ABSL_GUARDED_BY(mutex_) = true;
+  bool jobs_told_ ABSL_GUARDED_BY(mutex_) = false;
+  bool workers_told_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -6,7 +6,7 @@
 namespace lorad::client {
 
 // Draws the cluster's board on the terminal, again and again, until Ctrl-C, which is its good end.
-// A daemon that goes away is waited for. REQUIRES: stdout is a terminal.
+// A daemon that goes away is waited for. REQUIRES: CanDrawOver (text/width.h).
 absl::Status ShowLiveTable(Session& session);
 
 }  // namespace lorad::client

@@ -1,7 +1,5 @@
 // lora top
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <string>
@@ -13,6 +11,7 @@
 #include "client/live_table.h"
 #include "client/text/cluster_board.h"
 #include "client/text/json.h"
+#include "client/text/width.h"
 #include "lorad/v1/cluster.grpc.pb.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
@@ -56,7 +55,7 @@ void PrintJson(const ClusterBoard& board) {
 }
 
 absl::Status Show(Session& session) {
-  if (!session.json && isatty(STDOUT_FILENO) != 0) return ShowLiveTable(session);
+  if (!session.json && CanDrawOver()) return ShowLiveTable(session);
   ClusterBoard board;
   const auto status = Read(session, board);
   if (!status.ok()) return status;

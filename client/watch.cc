@@ -1,7 +1,5 @@
 // lora watch
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
@@ -52,7 +50,7 @@ class Watch {
   Watch(Session& session, const Options& options)
       : session_(session),
         options_(options),
-        bars_(!options.jobs.empty() && !session.json && isatty(STDOUT_FILENO) != 0),
+        bars_(!options.jobs.empty() && !session.json && CanDrawOver()),
         view_(std::cout, std::cerr, bars_, TerminalColumns) {}
 
   absl::Status Run() {
@@ -162,8 +160,7 @@ class Watch {
 absl::Status Run(Session& session, Options& options) {
   if (auto status = FindJobs(session, options.jobs); !status.ok()) return status;
   const bool table = !options.ends() && !session.json;
-  return table && isatty(STDOUT_FILENO) != 0 ? ShowLiveTable(session)
-                                             : Watch(session, options).Run();
+  return table && CanDrawOver() ? ShowLiveTable(session) : Watch(session, options).Run();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <string_view>
 
 #include "absl/strings/ascii.h"
 
@@ -86,6 +87,12 @@ bool WritesUtf8() {
     return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
   }
   return false;
+}
+
+bool CanDrawOver() {
+  const char* const kind = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) != 0 && kind != nullptr && *kind != '\0' &&
+         std::string_view(kind) != "dumb";
 }
 
 int TerminalColumns() {

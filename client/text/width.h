@@ -18,6 +18,10 @@ std::string CutToWidth(absl::string_view text, std::size_t columns);
 // How many columns the terminal on standard output has; 0: it is none.
 int TerminalColumns();
 
+// Whether standard output is a terminal on which a program may draw over what stands there: none
+// that TERM calls dumb, or says nothing of.
+bool CanDrawOver();
+
 // Whether the user's locale (LC_ALL, LC_CTYPE, LANG) writes UTF-8.
 bool WritesUtf8();
 

@@ -26,6 +26,21 @@ TEST_CASE_METHOD(Fixture, "top is one table where stdout is no terminal") {
   CHECK(Has(ran.out, "drained: a new disk\n"));
   CHECK(Has(ran.out, "place 1: waits for a worker\n"));
   CHECK(jobs.filter == "state != SUCCEEDED AND state != FAILED AND state != CANCELLED");
+  std::vector<std::string> dumb;  // where it is one that shows no more than lines, and a live table
+  {                               // would not end
+    const Terminal terminal(200);
+    const char* const before = std::getenv("TERM");
+    const std::string kept = before == nullptr ? "" : before;
+    for (const char* kind : {"dumb", ""}) {
+      setenv("TERM", kind, 1);
+      dumb.push_back(Run("top").out);
+    }
+    setenv("TERM", kept.c_str(), 1);
+  }
+  for (const std::string& out : dumb) {
+    CHECK(out.starts_with("1 worker, 0 jobs run, 1 waits, 0 paused; 0 tokens/s\n\nWORKER"));
+    CHECK_FALSE(Has(out, "\x1b"));
+  }
   ran = Run("top", true);
   CHECK(ran.out.starts_with("{\"workers\": [{\"name\": \"w\""));
   CHECK(Has(ran.out, "], \"jobs\": [{\"name\": \"job-a\""));

@@ -29,7 +29,7 @@ class Terminal:
         self.resize(columns)
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.theirs} if talk else {
             "stdin": self.theirs, "stdout": self.theirs, "stderr": self.theirs if errors else subprocess.PIPE}
-        self.program = subprocess.Popen(list(map(str, command)), env={**os.environ, **environment}, **streams)
+        self.program = subprocess.Popen(list(map(str, command)), env={**os.environ, "TERM": "xterm", **environment}, **streams)
         os.close(self.theirs)
         self.drawn = ""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in the middle of a letter
@@ -75,6 +75,13 @@ def test_top_stays_up_to_date():
         tops = [Terminal(list(map(str, [*house.lora_command(), command]))) for command in ("top", "watch")]
         for top in tops:
             top.until("\x1b[?1049h", name, "RUNNING", "1 job runs")
+            assert "0 workers" not in top.drawn and "0 jobs" not in top.drawn, top.drawn  # before the first answer
+        for kind in ("dumb", ""):
+            assert Terminal([*house.lora_command(), "top"], TERM=kind).to_the_end().replace("\r", "").startswith("1 worker, 1 job runs")
+        lines = Terminal([*house.lora_command(), "watch"], TERM="dumb")
+        lines.until(name, "RUNNING", "step")
+        lines.program.kill()
+        assert lines.program.wait(10) and "\x1b" not in lines.drawn, lines.drawn
         house.kill()
         for top in tops:
             top.until("lost 127.0.0.1:" + port)

@@ -153,10 +153,12 @@ void ProgressView::Delete(const Job& job) {
 
 void ProgressView::PrintLine(const Job& job, std::int64_t now_ms) {
   Shown& shown = shown_[job.name()];
-  const bool same = shown.state == job.state() && shown.stalled == job.stalled() &&
-                    shown.unsaved == job.unsaved();
+  // Their texts may change every second, as the room on a disk does.
+  const bool stalled = !job.stalled().empty(), unsaved = !job.unsaved().empty();
+  const bool same =
+      shown.state == job.state() && shown.stalled == stalled && shown.unsaved == unsaved;
   if (same && now_ms - shown.time_ms < kLineEveryMs) return;
-  shown = {job.state(), job.stalled(), job.unsaved(), now_ms};
+  shown = {job.state(), stalled, unsaved, now_ms};
   out_ << ProgressLine(job) << std::endl;
 }
 

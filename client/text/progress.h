@@ -24,7 +24,7 @@ std::string ProgressLine(const lorad::v1::Job& job);
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
 // Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
-// line is printed when a job's state changes, or why it is stalled or not saved, and otherwise at
+// line is printed when a job's state changes, or whether it is stalled or not saved, and otherwise at
 // most one a second of a job, so that a log stays readable. Time and the terminal's columns come in
 // from outside. Threads: one at a time.
 class ProgressView {
@@ -44,8 +44,8 @@ class ProgressView {
  private:
   struct Shown {
     lorad::v1::Job::State state = lorad::v1::Job::STATE_UNSPECIFIED;
-    std::string stalled;
-    std::string unsaved;
+    bool stalled = false;
+    bool unsaved = false;
     std::int64_t time_ms = 0;
   };
 

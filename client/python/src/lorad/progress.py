@@ -53,9 +53,9 @@ def numbers(job: jobs_pb2.Job) -> list[str]:
     return parts
 
 
-def changing(job: jobs_pb2.Job) -> tuple[int, str, str]:
+def changing(job: jobs_pb2.Job) -> tuple[int, bool, bool]:
     """What is shown at once where it changes."""
-    return job.state, job.stalled, job.unsaved
+    return job.state, bool(job.stalled), bool(job.unsaved)
 
 
 class Silent:
@@ -118,7 +118,7 @@ class Line:
     def __init__(self, out: Any = None) -> None:
         self._out = out or sys.stderr
         self._redrawn = Redrawn.on(self._out)
-        self._shown: tuple[int, str, str] | None = None
+        self._shown: tuple[int, bool, bool] | None = None
         self._next = 0.0
         self._warned = 0
 
@@ -153,7 +153,7 @@ class Bar:
 
     def __init__(self, tqdm: Any) -> None:
         self._bar = tqdm(total=None, unit="step")
-        self._shown: tuple[int, str, str] | None = None
+        self._shown: tuple[int, bool, bool] | None = None
         self._warned = 0
         self._began = False
 

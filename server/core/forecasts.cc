@@ -73,7 +73,7 @@ void Core::State::Forecast() {
   int told = 0;
   size_t seen = 0;
   for (size_t i = 0; i < waiting.size(); ++i) {
-    JobQueue::PrefetchAfter(waiting, i);
+    JobQueue::PrefetchWaitAfter(waiting, i);
     JobState* job = waiting[i];
     // By the view's names, which lie side by side.
     const bool is_seen = seen < looked_at.size() && looked_at[seen] == job;

@@ -152,10 +152,14 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     }
   }
   absl::flat_hash_map<std::string_view, const ModelState*> models;
+  std::string_view last;  // of many jobs, one after the other, it is the same
+  const ModelState* last_model = nullptr;
   const auto model_of = [&](const std::string& base_model) -> const ModelState& {
+    if (last_model != nullptr && last == base_model) return *last_model;
     const auto [found, is_new] = models.try_emplace(base_model, nullptr);
     if (is_new) found->second = &catalog_.Model(base_model);
-    return *found->second;
+    last = found->first;
+    return *(last_model = found->second);
   };
   std::set<std::string_view> members;
   std::vector<const JobState*> moving;

@@ -226,15 +226,41 @@ std::vector<JobState*> JobQueue::All() const {
   return all;
 }
 
+namespace {
+
+constexpr size_t kAhead = 8;  // of jobs that are walked over
+
+void Prefetch(const void* what, size_t bytes) {
+  constexpr size_t kLine = 64;
+  for (size_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const char*>(what) + at);
+  }
+}
+
+// From its place on, what a job has while it waits.
+void PrefetchWait(const JobState& job) {
+  const auto* place = reinterpret_cast<const char*>(&job.place);
+  Prefetch(place, static_cast<size_t>(reinterpret_cast<const char*>(&job + 1) - place));
+}
+
+}  // namespace
+
 void JobQueue::PrefetchAfter(const std::vector<JobState*>& jobs, size_t i) {
-  constexpr size_t kAhead = 8, kLine = 64;
-  const auto prefetch = [](const void* what, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += kLine) {
-      __builtin_prefetch(static_cast<const char*>(what) + at);
-    }
-  };
-  if (i + 2 * kAhead < jobs.size()) prefetch(jobs[i + 2 * kAhead], sizeof(JobState));
-  if (i + kAhead < jobs.size()) prefetch(&jobs[i + kAhead]->job(), sizeof(v1::Job));
+  if (i + 2 * kAhead < jobs.size()) {
+    const JobState& job = *jobs[i + 2 * kAhead];
+    Prefetch(&job.record, sizeof(job.record));
+    PrefetchWait(job);
+  }
+  if (i + kAhead < jobs.size()) Prefetch(&jobs[i + kAhead]->job(), sizeof(v1::Job));
+  if (i + kAhead / 2 < jobs.size()) {  // by then the job itself is there to be read
+    const JobState& job = *jobs[i + kAhead / 2];
+    Prefetch(&job.job().training(), sizeof(v1::TrainingConfig));
+    Prefetch(job.name().data(), 1);
+  }
+}
+
+void JobQueue::PrefetchWaitAfter(const std::vector<JobState*>& jobs, size_t i) {
+  if (i + kAhead < jobs.size()) PrefetchWait(*jobs[i + kAhead]);
 }
 
 // ---- invariants ----

@@ -72,8 +72,9 @@ class JobQueue {
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
   // 10,000 jobs do not lie in the processor's caches: who walks over them has those asked for that
-  // come soon after this one.
+  // come soon after this one: whole, or what they have while they wait.
   static void PrefetchAfter(const std::vector<JobState*>& jobs, size_t i);
+  static void PrefetchWaitAfter(const std::vector<JobState*>& jobs, size_t i);
 
   // Whether it goes before all of its priority. One that is tried alone does: others may wait for what
   // comes of it (losses.h).

@@ -88,7 +88,7 @@ struct Crowd {
 TEST_CASE("beside 10,000 that wait an estimate and a forecast of all take less than 20 ms") {
   Crowd crowd;
   double estimate_ms = 1e9, forecast_ms = 1e9;
-  for (int i = 0; i < 50; ++i) {  // the least: others use the machine too
+  for (int i = 0; i < 200; ++i) {  // the least: others use the machine too
     estimate_ms = std::min(
         estimate_ms, crowd.Apply(Requested{2, EstimateJob{.job = Crowd::JobOf(i), .name = ""}}));
     CHECK(std::get<v1::JobEstimate>(crowd.replies.at(0)).has_forecast());

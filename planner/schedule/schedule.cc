@@ -111,7 +111,7 @@ class Scheduler {
     const bool awaits = Awaited(round_, job) != nullptr;
     const bool stays_out = parted && suspect;
     if (!stays_out && (Reform(job, awaits) || (!awaits && Evict(job)))) return;
-    if (parted) round_.settled.insert(job.job);
+    if (parted || MakesRoomFor(round_, job) != nullptr) round_.settled.insert(job.job);
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
@@ -260,7 +260,7 @@ class Scheduler {
       if (leaver.to) SetTarget(*groups[*leaver.to], &decision);
     }
     Decision& decision = Decide(Decision::Kind::kWait, job);
-    decision.why = absl::StrCat(NameOf(group), " makes room for it");
+    decision.why = MakingRoom(group);
     for (Refuge& refuge : refuges) {
       if (!refuge.jobs.empty()) round_.groups.push_back(std::move(refuge.group));
     }

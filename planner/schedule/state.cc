@@ -158,6 +158,7 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.bytes = sizes.GroupBytes(state.base, *group.model, group.shape, state.worker_kind);
   state.open = group.open;
   state.changes = group.changes;
+  state.makes_room_for = group.makes_room_for;
   state.forming = group.forming;
   state.rests = !group.open && !group.changes;
   state.formed_s = group.formed_s;

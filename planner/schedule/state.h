@@ -92,6 +92,7 @@ struct GroupState {
   const Waiter* kept_for = nullptr;  // KeepWorkers(), KeepOne()
   bool open = false;
   bool changes = false;
+  std::string makes_room_for;
   bool forming = false;
   bool rests = false;    // its worker, or that of a stage, takes no jobs
   bool touched = false;  // a running job comes into it by a decision of this round

@@ -148,7 +148,13 @@ std::string WhyNotOnIdle(Round& round, const Waiter& job) {
 
 }  // namespace
 
+const GroupState* MakesRoomFor(const Round& round, const Waiter& job) {
+  const auto found = std::ranges::find(round.groups, job.job->job, &GroupState::makes_room_for);
+  return found == round.groups.end() ? nullptr : &*found;
+}
+
 const GroupState* Awaited(Round& round, const Waiter& job) {
+  if (const GroupState* group = MakesRoomFor(round, job)) return group;
   return FirstItCouldJoin(round, job,
                           [](const GroupState& group) { return group.changes || group.forming; });
 }
@@ -162,6 +168,10 @@ std::string NameOf(const GroupState& group) {
   return group.fresh() ? "the group being formed" : Named("group", group.name);
 }
 
+std::string MakingRoom(const GroupState& group) {
+  return absl::StrCat(NameOf(group), " makes room for it");
+}
+
 std::string WhyWait(Round& round, const Waiter& job) {
   if (round.view.workers.empty()) return "no worker is connected";
   if (std::string why = WhyNowhere(round, job); !why.empty()) return why;
@@ -172,6 +182,7 @@ std::string WhyWait(Round& round, const Waiter& job) {
         "of ",
         NameOf(*group));
   }
+  if (const GroupState* group = MakesRoomFor(round, job)) return MakingRoom(*group);
   if (const GroupState* group = Awaited(round, job)) return BeingChanged(NameOf(*group));
   const auto any = [](const GroupState&) { return true; };
   if (const GroupState* group = FirstItCouldJoin(round, job, any)) {

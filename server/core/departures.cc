@@ -109,9 +109,7 @@ void Core::State::EndUrgency(GroupState& group) {
   if (turn_.now_us() < group.urgent_until_us) {
     if (turn_.schedule_wanted()) return;  // its room may just have become free
     const JobState* job = jobs_.FindWhole(group.urgent);
-    const bool makes_room = std::ranges::any_of(
-        group.members, [](const auto& entry) { return entry.second.departing; });
-    if (makes_room && job && job->state() == v1::Job::QUEUED) return;
+    if (group.makes_room() && job && job->state() == v1::Job::QUEUED) return;
     const auto member = group.members.find(group.urgent);
     if (member != group.members.end() && !member->second.leaving && !member->second.departing &&
         member->second.planned_step == member->second.done_step &&

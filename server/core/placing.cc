@@ -194,6 +194,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
       entry.computed = group.pace.Done();
       entry.computed_s = group.pace.Seconds();
     }
+    if (!silent && group.makes_room()) entry.makes_room_for = group.urgent;
     entry.changes = group.phase != GroupState::Phase::kRunning && !silent;
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {

@@ -133,6 +133,9 @@ struct GroupState {
   // The stage that has the losses, and so the Steps.
   StageState& last() { return stages.back(); }
   const StageState& last() const { return stages.back(); }
+  bool makes_room() const {
+    return std::ranges::any_of(members, [](const auto& entry) { return entry.second.departing; });
+  }
   bool returning() const { return phase == Phase::kReturning; }
   // Windows that are sent and that some stage has not done.
   size_t windows_at_hand() const {

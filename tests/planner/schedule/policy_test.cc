@@ -72,6 +72,17 @@ TEST_CASE("Evictions") {
       {"another base model takes the whole group",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Other(Job("x", 1))}),
        "evict g: b for x\nevict g: a for x\n" + makes_room},
+      {"one group at a time: while it is cut, nobody is driven out of another",
+       [&] {
+         ClusterView view = View({Group("g", "m", two, {{"a", 0, 9, 64, "", 100, true}}),
+                                  Group("h", "m", two, {{"b"}})},
+                                 {Other(Job("x", 1)), Other(Job("y", 1))});
+         view.groups[0].open = false;
+         view.groups[0].changes = true;
+         view.groups[0].makes_room_for = "x";
+         return view;
+       }(),
+       makes_room + "evict h: b for y\nwait #2: y (group h makes room for it)\n"},
       {"or none of it", View({Group("g", "m", two, {{"a", 1}, {"b"}})}, {Other(Job("x", 1))}),
        "wait #1: x (all workers train other base models (m); waits until one is free)\n"},
       {"the group with the least important job",

@@ -160,7 +160,7 @@ TEST_CASE("a drained worker's jobs go on elsewhere, and it says when it is empty
   world->CheckInvariants();
 }
 
-TEST_CASE("a job of a drained worker waits by its priority, before its equals") {
+TEST_CASE("a job of a drained worker waits by its priority, before its equals, after a crash too") {
   WorldOptions options;
   options.core.policy.evict = false;
   auto world = MakeWorld(options);
@@ -180,9 +180,13 @@ TEST_CASE("a job of a drained worker waits by its priority, before its equals") 
   Drain(*world, name);
   world->RunUntilState(low, Job::QUEUED);
   const std::string equal = submit("m2", -100), urgent = submit("m2", 100);
-  CHECK(world->Job(urgent).queue().place() == 1);
-  CHECK(world->Job(low).queue().place() == 2);
-  CHECK(world->Job(equal).queue().place() == 3);
+  for (const bool crashes : {true, false}) {
+    CHECK(world->Job(urgent).queue().place() == 1);
+    CHECK(world->Job(low).queue().place() == 2);
+    CHECK(world->Job(equal).queue().place() == 3);
+    if (crashes) world->CrashCoordinator();
+    world->Sleep(60'000'000);
+  }
   world->Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(name));
   world->RunUntilState(urgent, Job::RUNNING);
   CHECK(world->StateOf(low) == Job::QUEUED);
@@ -355,6 +359,33 @@ TEST_CASE("a job goes to a worker that is heard of, or waits and says why") {
   CHECK_THAT(estimate.no_forecast(), Catch::Contains("has said nothing for more than 5 s"));
   world->RunUntilState(waits, Job::SUCCEEDED);  // when they go on
   CHECK(world->Job(waits).attempts() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("nobody is evicted for a job for which another worker is making room") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->AddModel("m3");
+  world->StartWorkers();
+  const auto submit = [&](const std::string& model, int priority) {
+    Job content = LongJob();
+    content.set_base_model(model);
+    content.set_priority(priority);
+    content.mutable_training()->set_epochs(500);
+    return world->Submit(content);
+  };
+  const std::string first = submit("m", 0), second = submit("m2", 0);
+  for (const std::string& job : {first, second}) {
+    world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  }
+  for (const int worker : {0, 1}) world->worker(worker).Stop(3'000'000);
+  const std::string urgent = submit("m3", 9);
+  const std::string equal = submit("m", 0);
+  world->Sleep(1'000'000);
+  CHECK_THAT(world->Job(urgent).queue().why(), Catch::EndsWith(" makes room for it"));
+  world->RunUntilState(urgent, Job::RUNNING);
+  CHECK(CountEvents(*world, first, "EVICTED") + CountEvents(*world, second, "EVICTED") == 1);
   world->CheckInvariants();
 }
 

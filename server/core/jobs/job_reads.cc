@@ -19,11 +19,15 @@ namespace {
 constexpr int64_t kListWorkMax = 8'000;
 constexpr int64_t kReadWork = 16;
 
-// All else is done, but the checkpoint that it is to leave could not be written or sent so far.
-bool WaitsForItsSave(const JobState& job) {
-  const bool leaves = job.state() == v1::Job::PAUSING ||
-                      (job.state() == v1::Job::FINALIZING && !HasEvaluationsLeft(job));
-  return leaves && job.unwritten_step > 0 && job.unwritten_step == job.job().step();
+// All else is done, but the checkpoint with which it is to leave could not be written or sent so far;
+// or one before it could not, which is still tried.
+bool WaitsForItsSave(const JobState& job, const GroupState* group) {
+  const bool is_saved = job.job().last_checkpoint_step() == job.job().step();
+  if (job.unwritten_step == 0 || is_saved || !group) return false;
+  if (job.state() == v1::Job::FINALIZING) return !HasEvaluationsLeft(job);
+  const auto member = group->members.find(job.name());
+  return member != group->members.end() && member->second.departing &&
+         member->second.planned_step == member->second.done_step;
 }
 
 }  // namespace
@@ -85,9 +89,9 @@ void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
   if (state && state->unwritten_step > 0) job->set_unsaved(state->unwritten_why);
   if (!turn_.room().ok()) {
     SetStalled(std::string(turn_.room().message()), job);
-  } else if (state && WaitsForItsSave(*state)) {
+  } else if (state && WaitsForItsSave(*state, groups_.Find(job->group()))) {
     SetStalled(absl::StrCat("the checkpoint of step ", job->step(),
-                            ", its last, is not written yet; its events say why"),
+                            ", its last here, is not written yet; its events say why"),
                job);
   }
 }

@@ -306,7 +306,8 @@ TEST_CASE("a checkpoint that cannot be written is not told of; the job does not 
   world->Sleep(10'000'000);  // it is tried again, and told of once
   const auto events = world->Events(job);
   CHECK(std::ranges::count(events, "CHECKPOINT_NOT_WRITTEN", &v1::Event::reason) == 1);
-  CHECK_THAT(world->Job(job).stalled(), Catch::StartsWith("the checkpoint of step 6, its last,"));
+  CHECK_THAT(world->Job(job).stalled(),
+             Catch::StartsWith("the checkpoint of step 6, its last here,"));
   CHECK_FALSE(world->Job(job).has_seconds_left());
   // Asked for again after a while, also where the worker has given up.
   world->FailSaves(absl::OkStatus());
@@ -390,6 +391,33 @@ TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is 
   world->Sleep(6'000'000);
   CHECK(world->StateOf(job) == Job::SUCCEEDED);
   CHECK(world->Job(job).attempts() == 1);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job that is to leave waits for its save, also behind an older one, and says so") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  Job content = World::NewJob();  // a checkpoint every 2 of 6 steps
+  const std::string ends = world->Submit(content);
+  content.mutable_training()->set_epochs(1000);
+  const std::string pauses = world->Submit(content);
+  world->RefuseShards(absl::ResourceExhaustedError("the disk is full"));
+  world->Sleep(60'000'000);
+  CHECK(world->StateOf(ends) == Job::FINALIZING);
+  CHECK_THAT(world->Job(ends).unsaved(), Catch::Contains("of step 2"));
+  CHECK_THAT(world->Job(ends).stalled(), Catch::StartsWith("the checkpoint of step 6, its last"));
+  CHECK(world->Job(ends).tokens_per_second() == 0);
+  CHECK(world->Job(pauses).stalled().empty());  // it trains
+  v1::PauseJobRequest pause;
+  pause.set_name(pauses);
+  world->Get<Job>(pause);
+  world->Sleep(5'000'000);
+  CHECK(world->StateOf(pauses) == Job::PAUSING);
+  CHECK_THAT(world->Job(pauses).stalled(), Catch::Contains("its last here, is not written yet"));
+  world->RefuseShards(absl::OkStatus());
+  world->RunUntilState(ends, Job::SUCCEEDED);
+  world->RunUntilState(pauses, Job::PAUSED);
+  CHECK(world->Job(pauses).last_checkpoint_step() == world->Job(pauses).step());
   world->CheckInvariants();
 }
 

@@ -67,7 +67,8 @@ void JobQueue::Leave(JobState& job) {
   queue_.erase(KeyOf(job));
   Withhold(job);
   LosePlace(job);
-  job.resumes = job.first_of_equals = false;
+  job.resumes = false;
+  job.record.clear_first_of_equals();
   job.goes_to.clear();
   job.trained_on.clear();
   job.why.clear();

@@ -78,7 +78,9 @@ class JobQueue {
 
   // Whether it goes before all of its priority. One that is tried alone does: others may wait for what
   // comes of it (losses.h).
-  static bool LeadsEquals(const JobState& job) { return job.first_of_equals || job.record.alone(); }
+  static bool LeadsEquals(const JobState& job) {
+    return job.record.first_of_equals() || job.record.alone();
+  }
 
   // OK where the invariants hold, the queue holds exactly `queued`, and who is postponed is among
   // `live`; else INTERNAL.

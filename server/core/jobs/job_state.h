@@ -70,8 +70,7 @@ struct JobState {
   static constexpr int64_t kNotOffered = std::numeric_limits<int64_t>::max();
   int64_t viewed = kNotOffered;
   planner::AdapterShape adapter;    // job().adapter(), known once it has been queued
-  bool resumes = false;             // queued, and before all others,
-  bool first_of_equals = false;     // or before those of its priority
+  bool resumes = false;             // queued, and before all others
   int64_t since_us = 0;             // in the queue, or in its group
   int64_t trains_since_us = 0;      // its first step in its group; 0: none is done there
   std::optional<int64_t> moved_us;  // when it was moved last

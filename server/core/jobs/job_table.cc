@@ -258,7 +258,7 @@ void JobTable::Unplace(JobState& job, const std::string& message, Standing stand
   FallBack(job);
   const bool pauses = job.state() == v1::Job::PAUSING;
   job.resumes = standing == Standing::kFirst && !pauses;
-  job.first_of_equals = standing == Standing::kFirstOfEquals && !pauses;
+  job.record.set_first_of_equals(standing == Standing::kFirstOfEquals && !pauses);
   if (job.resumes) job.goes_to = job.moves_to;
   Transition(job, pauses ? v1::Job::PAUSED : v1::Job::QUEUED, message);
 }

@@ -133,6 +133,10 @@ void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
   // `job` may be a copy of a live one, without what has happened to it.
   const JobState* live = job.name().empty() ? nullptr : jobs_.Find(job.name());
   const JobState* newcomer = live ? nullptr : &job;
+  if (newcomer) {
+    const absl::Status refused = quotas_.CheckCreate(job.job().labels());
+    if (!refused.ok()) return estimate->set_no_forecast(std::string(refused.message()));
+  }
   planner::ClusterView view = ClusterOf(Waiting::kAll, newcomer);
   std::string why = Ration(&view, newcomer);
   const auto foreseen = planner::Foresee(view);

@@ -33,8 +33,8 @@ constexpr char kStoredBytes[] = " stored_bytes";
 std::string JobsText(const std::string& label, int64_t jobs, int64_t limit, Jobs what) {
   const bool one = jobs == 1;
   const char* verb = what == Jobs::kRun ? (one ? "runs" : "run") : one ? "is queued" : "are queued";
-  return absl::StrCat("quota ", label, ": ", jobs, " of ", limit, limit == 1 ? " job " : " jobs ",
-                      verb);
+  return absl::StrCat("quota ", label, ": ", jobs, " of ", limit,
+                      limit == 1 && jobs < 2 ? " job " : " jobs ", verb);
 }
 
 void AddJobs(const std::string& label, int64_t jobs, int64_t limit, Jobs what,

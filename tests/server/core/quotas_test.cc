@@ -155,6 +155,17 @@ TEST_CASE("beyond queued jobs creates, resumes and other labels are refused") {
   CHECK(Reason(Create(*world, Of("team=math"))) == "QUOTA_EXCEEDED");
 }
 
+TEST_CASE("of a job that a quota would refuse nothing is foretold") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Get<v1::Quota>(Quota("team=math", kNone, 0));
+  const auto estimate = world->Get<v1::JobEstimate>(EstimateJob{.job = Of("team=math")});
+  CHECK_FALSE(estimate.has_forecast());
+  CHECK_THAT(estimate.no_forecast(), Catch::StartsWith("quota team=math: 0 of 0 jobs are queued"));
+  CHECK(estimate.peak_memory_bytes().total() > 0);
+  CHECK(world->Get<v1::JobEstimate>(EstimateJob{.job = Of("team=art")}).has_forecast());
+}
+
 TEST_CASE("a running job gets no label whose jobs are as many as may run") {
   auto world = MakeWorld();
   world->Get<v1::Quota>(Quota("team=math", 1));

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -34,7 +36,7 @@ absl::StatusOr<std::string> ReadAll(const std::string& file) {
   std::ifstream in(file, std::ios::binary);
   in.peek();
   if (!in.is_open() || in.bad()) {  // a folder opens
-    return absl::NotFoundError(absl::StrCat(file, " cannot be read"));
+    return absl::NotFoundError(absl::StrCat(file, " cannot be read: ", std::strerror(errno)));
   }
   text << in.rdbuf();
   return text.str();
@@ -53,7 +55,10 @@ absl::StatusOr<scenario::PlanResult> Plan(const scenario::Subcommand& command,
   auto text = ReadAll(options.file);
   if (!text.ok()) return text.status();
   auto json = scenario::ParseScenario(*text);
-  if (!json.ok()) return json.status();
+  if (!json.ok()) {
+    return absl::Status(json.status().code(),
+                        absl::StrCat(options.file, ": ", std::string(json.status().message())));
+  }
   return command.run(*json);
 }
 

@@ -433,9 +433,10 @@ absl::StatusOr<PlanResult> RunReplay(const json& scenario) {
   std::set<std::string> bases;
   for (const HistoryJob& job : history.jobs) bases.insert(job.content.base_model);
   PlanResult result;
-  result.text = absl::StrCat(history.jobs.size(), " jobs on ", bases.size(), " base models, ",
-                             history.workers.size(), " workers; times in seconds\n\n",
-                             RecordedText(*read, rows), kHeads);
+  result.text =
+      absl::StrCat(history.jobs.size(), " jobs on ", bases.size(), " base models, ",
+                   history.workers.size(), history.workers.size() == 1 ? " worker" : " workers",
+                   "; times in seconds\n\n", RecordedText(*read, rows), kHeads);
   for (const Row& row : rows) result.text += ToText(row);
   for (const std::string& note : {PartRecorded(history), NeverEnded(history, rows.front())}) {
     if (!note.empty()) absl::StrAppend(&result.text, "\n", note);

@@ -56,14 +56,14 @@ run 2 nothing
 said 'nothing is no subcommand'
 run 0 --help
 run 1 pack "$work/missing.json"
-said 'cannot be read'
+said 'missing.json cannot be read: No such file'
 run 1 pack "$work"
-said 'cannot be read'
+said 'cannot be read: Is a directory'
 run 2 pack -
 said '$: is empty; write a scenario there'
 : >"$work/nothing.json"
 run 2 schedule "$work/nothing.json"
-said '$: is empty; write a scenario there'
+said 'nothing.json: $: is empty; write a scenario there'
 said '`lora cluster --record FILE` writes one for schedule'
 run 1 pack --trace "$work/trace.json" examples/plans/pack.json
 said 'no timeline'

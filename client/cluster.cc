@@ -190,8 +190,8 @@ absl::Status WaitUntilDrained(Session& session, Worker& worker) {
     if (worker.state() == Worker::LOST) {
       return Error("WORKER_LOST",
                    absl::StrCat("worker '", worker.name(),
-                                "' is gone, and its jobs go on elsewhere from their newest "
-                                "checkpoints; it gets none when it comes back"));
+                                "' is gone: what jobs it had go on elsewhere from their newest "
+                                "checkpoints, and it gets none when it comes back"));
     }
     const int left = JobsOn(session, worker);
     if (left < 0 || left == told) continue;

@@ -206,6 +206,7 @@ absl::Status Show(Session& session, Options& options) {
       {"validation dataset", job.validation_dataset().empty() ? "-" : job.validation_dataset()});
   AddAdapter(job.adapter(), table);
   AddTraining(job.training(), table);
+  if (!job.validation_dataset().empty()) AddEvaluations(job.training(), table);
   AddProgress(job, table);
   if (auto added = AddLosses(session, job, table); !added.ok()) return added;
   table.Add({"created", TimeText(job.create_time())});

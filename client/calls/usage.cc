@@ -79,17 +79,20 @@ std::string UnknownOption(const std::vector<std::string>& known,
   return "";
 }
 
-// `parse` is what the parser calls.
+// What the parser would refuse in words of its own. `parse` is what it calls.
 template <class Number>
-CLI::Validator WithinRange(Number (*parse)(const char*, char**, int)) {
+CLI::Validator Whole(Number (*parse)(const char*, char**, int)) {
   using Limits = std::numeric_limits<Number>;
   return CLI::Validator(
       [parse](std::string& value) {
         errno = 0;
-        parse(value.c_str(), nullptr, 0);
-        return errno != ERANGE ? std::string()
-                               : absl::StrCat("must be a whole number from ", Limits::min(), " to ",
-                                              Limits::max(), ", got '", value, "'");
+        char* end = nullptr;
+        parse(value.c_str(), &end, 0);
+        const bool whole = *end == '\0' && (Limits::min() < 0 || value[0] != '-');
+        return whole && errno != ERANGE
+                   ? std::string()
+                   : absl::StrCat("must be a whole number from ", Limits::min(), " to ",
+                                  Limits::max(), ", got '", value, "'");
       },
       "");
 }
@@ -102,9 +105,11 @@ void RefuseWrongNumbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
     const auto is = [&](const char* kind) { return type.starts_with(kind); };
-    if (is("INT") || is("UINT") || is("FLOAT")) option->check(given);
-    if (is("INT")) option->check(WithinRange(std::strtoll));
-    if (is("UINT")) option->check(WithinRange(std::strtoull));
+    // transform() goes before what the option checks itself, ranges and units.
+    const bool has_unit = type.find("SIZE") != std::string::npos;
+    if (is("INT") && !has_unit) option->transform(Whole(std::strtoll));
+    if (is("UINT") && !has_unit) option->transform(Whole(std::strtoull));
+    if (is("INT") || is("UINT") || is("FLOAT")) option->transform(given);
   }
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     RefuseWrongNumbers(*command);

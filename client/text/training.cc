@@ -55,6 +55,9 @@ void AddTraining(const TrainingConfig& training, Table& table) {
                        training.beta1(), training.beta2(), training.eps(), training.weight_decay(),
                        training.max_grad_norm(), training.loraplus_lr_ratio())});
   table.Add({"checkpoints", CheckpointsText(training)});
+}
+
+void AddEvaluations(const TrainingConfig& training, Table& table) {
   table.Add({"evaluations", Every(training.eval_every_steps(), "at the start and the end")});
 }
 

@@ -73,6 +73,9 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
        "--after: must be a whole number from -9223372036854775808 to 9223372036854775807, got "
        "'9223372036854775808'",
        "lora ls"},
+      {{"ls", "--after", "1.5"}, "--after: must be a whole number", "lora ls"},
+      {{"ls", "--limit", "1.5"}, "--limit: must be a whole number", "lora ls"},
+      {{"ls", "--seed=-1"}, "--seed: must be a whole number from 0", "lora ls"},
       {{"ls", "--after=-9223372036854775809"}, "--after: must be a whole number", "lora ls"},
       {{"ls", "--seed", "18446744073709551616"},
        "--seed: must be a whole number from 0 to 18446744073709551615",

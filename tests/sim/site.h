@@ -215,6 +215,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void CheckToldChange(const server::RevisionLog::Revision& revision);
   void CheckDeparture(const v1::Job& before, const v1::Job& job);
   void CheckRoomMade(const std::string& leaver, const std::string& why);
+  void CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& events);
   void CheckTurns(const v1::Job& job);
   void CheckJob(const v1::Job& job);
 
@@ -265,6 +266,12 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::map<std::string, int64_t> came_us_;   // jobs, likewise
   using Times = std::map<std::string, std::map<std::string, int64_t>>;
   Times room_made_;  // by a job that waits, and one that left its group for it: how often it did
+  // Of a job that was evicted for another: revisions at which that was decided, and carried out.
+  struct Evicted {
+    std::string job, group;
+    int64_t decided = 0, left = 0;
+  };
+  std::map<std::string, std::vector<Evicted>> evicted_;  // by that other
   Times turns_;  // by a job that waits, and an equal one for which others did: how often it began
   std::vector<int64_t> succeeded_us_;                 // when those came that have
   bool has_missed_ = false;                           // that watcher, and it was told so

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "server/core/events/store_kinds.h"
 #include "server/core/rules/job_states.h"
 #include "server/store/store_reads.h"
@@ -128,6 +129,37 @@ void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
   INFO(why << ": it had done " << before.step() << " steps, now " << job.ShortDebugString());
   if (departs) REQUIRE(job.step() >= before.step());
   CheckRoomMade(job.name(), why);
+  if (why.starts_with("evicted from ")) CheckEviction(job, *told);
+}
+
+// While a group makes room for a job, nobody of another is evicted for it, but where its worker may
+// be silent.
+void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& events) {
+  constexpr int64_t kSilentUs = 4'000'000;
+  const bool may_be_silent = deaths_ + closings_ + streams_ended_ > 0 ||
+                             std::ranges::any_of(workers_, [](const auto& worker) {
+                               return worker->longest_stop_us() > kSilentUs;
+                             });
+  Evicted evicted{.job = victim.name()};
+  std::string other;
+  for (const v1::Event& event : events.events()) {
+    if (event.reason() != "EVICTED") continue;
+    // "evicted from G for J"
+    const std::vector<std::string> words = absl::StrSplit(event.message(), ' ');
+    evicted.group = words.at(2);
+    evicted.decided = event.revision();
+    other = words.at(4);
+  }
+  evicted.left = victim.revision();
+  for (const Evicted& before : evicted_[other]) {
+    const bool at_once = before.decided < evicted.left && evicted.decided < before.left;
+    if (may_be_silent || !at_once || before.group == evicted.group) continue;
+    INFO(victim.name() << " is evicted from " << evicted.group << " at revision " << evicted.decided
+                       << ", and " << before.job << " from " << before.group << " at "
+                       << before.decided << " to " << before.left << ", both for " << other);
+    REQUIRE(before.group == evicted.group);
+  }
+  evicted_[other].push_back(evicted);
 }
 
 // Others leave their groups for a job so that it begins. Some come before it once or twice, or a

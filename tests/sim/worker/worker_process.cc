@@ -112,7 +112,9 @@ void WorkerProcess::WhenAwake(std::function<void()> what) {
 
 void WorkerProcess::Stop(int64_t us) {
   if (!core_) return;
+  if (stopped_until_us_ < clock_.now_us()) stopped_since_us_ = clock_.now_us();
   stopped_until_us_ = std::max(stopped_until_us_, clock_.now_us() + us);
+  longest_stop_us_ = std::max(longest_stop_us_, stopped_until_us_ - stopped_since_us_);
   clock_.At(stopped_until_us_, [this, life = life_] {
     if (life_ == life) GoOn();
   });

@@ -100,6 +100,8 @@ class WorkerProcess {
   void Hang(bool hung);
   // SIGSTOP, and SIGCONT after so long: what comes meanwhile waits, and its kernel answers.
   void Stop(int64_t us);
+  // For how long it has stood still at the most, stops that follow each other as one.
+  int64_t longest_stop_us() const { return longest_stop_us_; }
   // Says this, a report under its next number.
   void Lie(worker::v1::WorkerMessage message);
   // What the script has held of its shards goes on.
@@ -145,6 +147,8 @@ class WorkerProcess {
   std::unique_ptr<SimEngine> engine_;
   int64_t life_ = 0;  // counts its starts and ends
   int64_t stopped_until_us_ = 0;
+  int64_t stopped_since_us_ = 0;
+  int64_t longest_stop_us_ = 0;
   std::deque<std::function<void()>> backlog_;  // of the process that is stopped
   bool hung_ = false;
   std::optional<worker::Effect> held_order_;  // of the engine that hangs

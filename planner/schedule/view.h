@@ -98,7 +98,7 @@ struct GroupView {
   std::vector<RunningJob> running = {};  // likewise; empty: none of them is evicted or re-placed
   int64_t microbatch_tokens = 0;         // once it is formed again; 0: ClusterView's
   bool changes = false;  // is being formed, cut or dissolved: whom it would fit waits for that
-  std::string makes_room_for = {};  // the job for which others are evicted; empty: there is none
+  std::string makes_room_for = {};  // `changes`: the job for which others are evicted; or none
   std::string worker = {};          // its worker's name,
   std::string device_name = {};     // and its device's
   // Is being formed, of `shape`: with `open` its shape's newcomers join it already (kAdmit), but

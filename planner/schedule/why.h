@@ -11,7 +11,7 @@ namespace lorad::planner {
 // is known what becomes of it, no other is changed for the job.
 const GroupState* Awaited(Round& round, const Waiter& job);
 
-// The group from which others are evicted for it: nobody is evicted elsewhere meanwhile.
+// The group that is cut as others are evicted for it: nobody is evicted elsewhere meanwhile.
 const GroupState* MakesRoomFor(const Round& round, const Waiter& job);
 
 // A group of its base model that takes newcomers, but not this one, for suspicion alone.

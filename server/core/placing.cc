@@ -194,8 +194,8 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
       entry.computed = group.pace.Done();
       entry.computed_s = group.pace.Seconds();
     }
-    if (!silent && group.makes_room()) entry.makes_room_for = group.urgent;
     entry.changes = group.phase != GroupState::Phase::kRunning && !silent;
+    if (entry.changes && group.makes_room()) entry.makes_room_for = group.urgent;
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     for (const auto& [job, member] : group.members) {
       members.insert(job);

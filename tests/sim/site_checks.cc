@@ -140,7 +140,8 @@ void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& ev
                              std::ranges::any_of(workers_, [](const auto& worker) {
                                return worker->longest_stop_us() > kSilentUs;
                              });
-  Evicted evicted{.job = victim.name()};
+  Evicted evicted;
+  evicted.job = victim.name();
   std::string other;
   for (const v1::Event& event : events.events()) {
     if (event.reason() != "EVICTED") continue;

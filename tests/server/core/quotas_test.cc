@@ -257,7 +257,7 @@ TEST_CASE("a quota lowered under what runs evicts nobody, and holds for those wh
   CHECK(world->Get<v1::Quota>(Quota("team=math", 1)).use(0).running_jobs() == 3);
   const std::string late = world->Submit(Of("team=math"));
   world->RunUntilState(jobs[0], Job::SUCCEEDED);
-  CHECK(WhyOf(*world, late) == "quota team=math: 2 of 1 job run");
+  CHECK(WhyOf(*world, late) == "quota team=math: 2 of 1 jobs run");
   CHECK(world->Job(jobs[2]).attempts() == 1);
   world->RunUntilState(jobs[2], Job::SUCCEEDED);
   CHECK(world->Job(jobs[1]).attempts() == 1);

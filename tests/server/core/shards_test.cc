@@ -395,11 +395,13 @@ TEST_CASE("a checkpoint that a worker cannot send is told of, and a job that is 
 }
 
 TEST_CASE("a job that is to leave waits for its save, also behind an older one, and says so") {
-  auto world = MakeWorld();
+  WorldOptions options;
+  options.delay_us_max = 20'000;  // so that steps take time
+  auto world = MakeWorld(options);
   world->StartWorkers();
   Job content = World::NewJob();  // a checkpoint every 2 of 6 steps
   const std::string ends = world->Submit(content);
-  content.mutable_training()->set_epochs(1000);
+  content.mutable_training()->set_epochs(100'000);
   const std::string pauses = world->Submit(content);
   world->RefuseShards(absl::ResourceExhaustedError("the disk is full"));
   world->Sleep(60'000'000);

@@ -133,7 +133,7 @@ void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
 }
 
 // While a group makes room for a job, nobody of another is evicted for it, but where its worker may
-// be silent.
+// be silent, or another job that comes before it may take that room.
 void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& events) {
   constexpr int64_t kSilentUs = 4'000'000;
   const bool may_be_silent = deaths_ + closings_ + streams_ended_ > 0 ||
@@ -152,9 +152,15 @@ void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& ev
     other = words.at(4);
   }
   evicted.left = victim.revision();
+  const auto waits = followed_.find(other);
+  if (waits == followed_.end()) return;  // it is deleted
+  const bool may_be_passed = std::ranges::any_of(followed_, [&](const auto& entry) {
+    return entry.first != other && IsLive(entry.second.state()) &&
+           entry.second.priority() >= waits->second.priority();
+  });
   for (const Evicted& before : evicted_[other]) {
     const bool at_once = before.decided < evicted.left && evicted.decided < before.left;
-    if (may_be_silent || !at_once || before.group == evicted.group) continue;
+    if (may_be_silent || may_be_passed || !at_once || before.group == evicted.group) continue;
     INFO(victim.name() << " is evicted from " << evicted.group << " at revision " << evicted.decided
                        << ", and " << before.job << " from " << before.group << " at "
                        << before.decided << " to " << before.left << ", both for " << other);

@@ -105,10 +105,13 @@ void RefuseWrongNumbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
     const auto is = [&](const char* kind) { return type.starts_with(kind); };
-    // transform() goes before what the option checks itself, ranges and units.
+    // transform() goes before what the option checks itself, check() behind the unit that it takes.
     const bool has_unit = type.find("SIZE") != std::string::npos;
-    if (is("INT") && !has_unit) option->transform(Whole(std::strtoll));
-    if (is("UINT") && !has_unit) option->transform(Whole(std::strtoull));
+    const auto expect = [&](const CLI::Validator& whole) {
+      has_unit ? option->check(whole) : option->transform(whole);
+    };
+    if (is("INT")) expect(Whole(std::strtoll));
+    if (is("UINT")) expect(Whole(std::strtoull));
     if (is("INT") || is("UINT") || is("FLOAT")) option->transform(given);
   }
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {

@@ -81,6 +81,7 @@ struct ShowFixture : Fixture {
   void CheckAll(Part part) {
     Job filled;
     filled.set_name("job-a");
+    filled.set_validation_dataset("validation");  // without one nothing is evaluated
     Fill(filled);
     const auto* type = part(&filled)->GetDescriptor();
     for (int i = 0; i < type->field_count(); ++i) {

@@ -95,7 +95,7 @@ class Chooser {
   // The job's need of the group's worker, the slots of its other jobs apart.
   struct Need {
     StageBytes bytes;
-    bool alone = false;  // the group's base model is another
+    bool alone = false;  // the group's base model is another, or the job shares with nobody
   };
   Need NeedOf(const GroupState& group) const {
     if (group.base_model != job_.base_model) {
@@ -103,7 +103,8 @@ class Chooser {
     }
     const GroupShape shape = ShapeWith(sizes_, group, waiter_.job_class, job_.resumes);
     return {.bytes = sizes_.GroupBytes(group.base, *group.model, shape, group.worker_kind) +
-                     sizes_.SlotBytes(waiter_.job_class, group.worker_kind)};
+                     sizes_.SlotBytes(waiter_.job_class, group.worker_kind),
+            .alone = job_.alone};
   }
 
   bool HasRoom(const GroupState& group, const Need& need, const StageBytes& slot_bytes,

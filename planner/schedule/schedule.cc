@@ -103,14 +103,13 @@ class Scheduler {
     round_.waiting.push_back(&job);
     KeepWorkers(round_, job);
     const bool parted = PartedFrom(round_, job) != nullptr;
-    if (parted && job.job->alone) KeepOne(round_, job);
     if (Dissolve(job)) return;
     // Who is kept out of a group for suspicion alone is soon let in: no group drains for it
-    // meanwhile, but others make room for one that is no suspect.
-    const bool suspect = job.job->company_max > 0 || job.job->alone;
+    // meanwhile, but others make room for one that is no suspect, or is to be alone.
     const bool awaits = Awaited(round_, job) != nullptr;
-    const bool stays_out = parted && suspect;
+    const bool stays_out = parted && job.job->company_max > 0 && !job.job->alone;
     if (!stays_out && (Reform(job, awaits) || (!awaits && Evict(job)))) return;
+    if (parted && job.job->alone) KeepOne(round_, job);
     if (parted || MakesRoomFor(round_, job) != nullptr) round_.settled.insert(job.job);
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
@@ -218,7 +217,7 @@ class Scheduler {
     for (const GroupState& group : round_.groups) {
       groups.push_back(&group);
       const bool parted = group.base_model == job.job->base_model && !Mix(group, *job.job);
-      allowed.push_back(round_.Ahead(group) == &job && !parted);
+      allowed.push_back(round_.Ahead(group) == &job && (!parted || job.job->alone));
     }
     const auto accepts = [&](size_t g) {
       GroupState& group = round_.groups[g];

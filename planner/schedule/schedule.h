@@ -32,9 +32,9 @@ namespace lorad::planner {
 //   this round and would get shorter microbatches from it while a worker like that is idle; nor, if
 //   it comes back from a group that is formed again, another worker than it had, which may be kept
 //   for a job of the queue that needs several. A suspect (company_max) has a group formed first, and
-//   whom only that keeps out waits without holding up others; if it is to be alone, the group that
-//   will be free the soonest drains for it. Recomputed is only what some job would
-//   not fit without even alone;
+//   whom only that keeps out waits without holding up others; if it is to be alone, and drives out
+//   nobody (below), the group that will be free the soonest drains for it. Recomputed is only what
+//   some job would not fit without even alone;
 // - but has a group without jobs dissolved, rather than have several idle workers one of which has
 //   failed to join others more often than that group's worker;
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of
@@ -49,7 +49,7 @@ namespace lorad::planner {
 //   jobs asked for that have left;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
-//   another; those that fit another open group of their base model, or an idle worker that is
+//   another or the job is to be alone; those that fit another open group of their base model, or an idle worker that is
 //   loaded before they would end, are re-placed instead, to where the sum of ends rises the least,
 //   and a job that can be re-placed and was not moved within the minimum run time may be of any
 //   priority;

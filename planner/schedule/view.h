@@ -213,7 +213,7 @@ struct Decision {
     kReform,     // an open group is cut, saved and formed again with room for the job: for longer
                  // sequences, a higher rank, or with shorter microbatches; or, for no job, with
                  // longer microbatches or less recomputation, as those that it has allow by now
-    kDissolve,   // an empty group makes room for another base model
+    kDissolve,   // an empty group makes way
     kEvict,      // the jobs leave the group for the one named in `why_job`, and are queued again
     kReplace,    // the job leaves the group and goes on in the group `to`, or where that is empty
                  // in one that this round forms on `worker`: for the one named in `why_job`, or

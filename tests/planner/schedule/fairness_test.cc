@@ -81,6 +81,35 @@ TEST_CASE("One that is tried alone keeps nobody from preempting on other workers
   CHECK(Count(view, Decision::Kind::kEvict) == 0);
 }
 
+TEST_CASE("One that is to be tried alone drives out whom others of its priority would") {
+  const int64_t budget = BudgetFor(500, {64, 64, 64});
+  ClusterView view =
+      View({Group("g", "m", budget, {{"a"}, {"b"}}), Group("h", "m", budget, {{"c", 1}})},
+           {Job("suspect", 5)});
+  view.queue[0].company_max = 1;
+  view.queue[0].alone = true;
+  // All of a group, and of one alone: they may go on in the other.
+  const std::string text = Text(view);
+  INFO(text);
+  CHECK(Count(view, Decision::Kind::kEvict) + Count(view, Decision::Kind::kReplace) > 0);
+  CHECK(text.find(" for suspect") != std::string::npos);
+  CHECK(text.find("makes room for it") != std::string::npos);
+  // Once they leave it waits for them, and once they have left it has the group.
+  for (RunningJob& running : view.groups[0].running) running.leaving = true;
+  CHECK(Text(view) == "wait #1: suspect (group g makes room for it)\n");
+  view.groups[0].jobs.clear();
+  view.groups[0].adapters.clear();
+  view.groups[0].running.clear();
+  CHECK(Text(view).find("admit g: suspect\n") != std::string::npos);
+  // Of its own priority nobody leaves before it has waited long enough.
+  ClusterView equal = View({Group("g", "m", budget, {{"a"}, {"b"}})}, {Job("suspect", 0)});
+  equal.queue[0].company_max = 1;
+  equal.queue[0].alone = true;
+  CHECK(Count(equal, Decision::Kind::kEvict) == 0);
+  equal.queue[0].waited_s = 7200;
+  CHECK(Count(equal, Decision::Kind::kEvict) == 2);
+}
+
 TEST_CASE("One that waits to be tried alone holds up no more than one group, and nobody above it") {
   const int64_t budget = BudgetFor(500, {64, 64, 64});
   QueuedJob suspect = Job("suspect", -3);

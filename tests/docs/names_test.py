@@ -21,7 +21,7 @@ CODE = {".bazel", ".bzl", ".cc", ".conf", ".cu", ".cuh", ".h", ".proto", ".py", 
 FOREIGN = {"LlamaTokenizer", "CUDA_VISIBLE_DEVICES", "omp.h", "nvml.h", "cupti.h",
            "--racecheck-indirect-barrier-dependency", "--system", "--home-dir", "--shell", "--now",
            "--dependency", "--jobid", "--overlap", "--nodelist", "--pty", "--from-file", "--replicas",
-           "--build-arg", "--stop-timeout", "--pids-limit", "--restart", "--rm",
+           "--build-arg", "--create-dirs", "--stop-timeout", "--pids-limit", "--restart", "--rm",
            # OpenAI's fine-tuning API and transformers.
            "function_call", "preferred_output", "non_preferred_output", "retrieve", "list_events", "fine_tuned_model",
            "training_file", "validation_file", "n_epochs", "learning_rate_multiplier", "validating_files",

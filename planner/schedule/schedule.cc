@@ -108,9 +108,11 @@ class Scheduler {
     // meanwhile, but others make room for one that is no suspect, or is to be alone.
     const bool awaits = Awaited(round_, job) != nullptr;
     const bool stays_out = parted && job.job->company_max > 0 && !job.job->alone;
-    if (!stays_out && (Reform(job, awaits) || (!awaits && Evict(job)))) return;
+    if (!stays_out && (Reform(job, awaits) || ShareRoom(job) || (!awaits && Evict(job)))) return;
     if (parted && job.job->alone) KeepOne(round_, job);
-    if (parted || MakesRoomFor(round_, job) != nullptr) round_.settled.insert(job.job);
+    const GroupState* const makes_room = MakesRoomFor(round_, job);
+    if (makes_room != nullptr) Promise(IndexOf(*makes_room), job);
+    if (parted || makes_room != nullptr) round_.settled.insert(job.job);
     Decide(Decision::Kind::kWait, job).why = WhyWait(round_, job);
   }
 
@@ -120,6 +122,51 @@ class Scheduler {
     decision.jobs = {job.job->job};
     decision.place = static_cast<int>(round_.waiting.size());
     return decision;
+  }
+
+  // The worker of a group of another base model, which leaves it to a job: what will be formed there.
+  struct Room {
+    size_t group = 0;  // that leaves, of Round::groups
+    const Waiter* first = nullptr;
+    GroupState formed;
+  };
+
+  size_t IndexOf(const GroupState& group) const {
+    return static_cast<size_t>(&group - round_.groups.data());
+  }
+
+  void Promise(size_t group, const Waiter& job) {
+    const GroupState& leaves = round_.groups[group];
+    const auto worker = std::ranges::find(round_.view.workers, leaves.worker, &WorkerView::name);
+    const bool is_known = worker != round_.view.workers.end() && leaves.stages.empty();
+    if (!is_known || leaves.base_model == job.job->base_model || job.job->alone) return;
+    const IdleWorker there{.worker = &*worker, .worker_kind = leaves.worker_kind};
+    Room& room = rooms_.emplace_back();
+    room.group = group;
+    room.first = &job;
+    room.formed = StateOf(there, job.job->base_model, *job.job->model, round_.sizes, round_.paces);
+    Add(room.formed, job, round_.sizes.AloneOn(job.job_class, leaves.worker_kind).shape,
+        round_.sizes);
+  }
+
+  // Who has room beside a job ahead, where that gets a worker, drives out nobody elsewhere.
+  bool ShareRoom(const Waiter& job) {
+    if (job.needs != nullptr || job.job->asks) return false;
+    for (Room& room : rooms_) {
+      if (room.formed.base != round_.sizes.of(job.job_class).base || !Mix(room.formed, *job.job)) {
+        continue;
+      }
+      const auto shape = ShapeToJoin(round_.sizes, room.formed, job.job_class, job.job->resumes);
+      if (!shape || !round_.Helps(room.formed, *shape, *job.job, job.work)) continue;
+      Add(room.formed, job, *shape, round_.sizes);
+      round_.settled.insert(job.job);
+      changed_ = true;
+      Decide(Decision::Kind::kWait, job).why =
+          absl::StrCat(NameOf(round_.groups[room.group]), " makes room for ", room.first->job->job,
+                       ", and for it beside that");
+      return true;
+    }
+    return false;
   }
 
   // The index of the new group.
@@ -175,6 +222,7 @@ class Scheduler {
       if (awaited != nullptr && lookahead_.Asked(group)) continue;
       group.open = group.rests = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;
+      Promise(IndexOf(group), job);
       return true;
     }
     return false;
@@ -187,6 +235,7 @@ class Scheduler {
     group.open = false;
     changed_ = true;
     Decide(Decision::Kind::kDissolve, job).group = group.name;
+    Promise(IndexOf(group), job);
   }
 
   // A group that jobs which make room for another would have to themselves.
@@ -263,6 +312,7 @@ class Scheduler {
     for (Refuge& refuge : refuges) {
       if (!refuge.jobs.empty()) round_.groups.push_back(std::move(refuge.group));
     }
+    Promise(eviction->group, job);
     return true;
   }
 
@@ -346,6 +396,7 @@ class Scheduler {
   Round round_;
   Lookahead lookahead_;
   std::vector<Answer> answers_;
+  std::vector<Room> rooms_;
   bool changed_ = false;  // a group was closed for the job that is being placed
 };
 

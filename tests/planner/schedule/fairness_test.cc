@@ -81,6 +81,33 @@ TEST_CASE("One that is tried alone keeps nobody from preempting on other workers
   CHECK(Count(view, Decision::Kind::kEvict) == 0);
 }
 
+TEST_CASE("Who has room beside a job that others make room for drives out nobody elsewhere") {
+  const auto text = [](ClusterView view) {
+    for (GroupView& group : view.groups) group.worker = group.name + "-worker";
+    return Text(view);
+  };
+  const int64_t two = BudgetFor(500, {64, 64});
+  const std::string shares = "wait #2: y (group g makes room for x, and for it beside that)\n";
+  const std::vector<QueuedJob> urgent = {Other(Job("x", 2)), Other(Job("y", 2))};
+  const GroupView other = Group("h", "m", two, {{"b", 1}, {"c", 1}});
+  CHECK(text(View({Group("g", "m", two, {{"a"}, {"d"}}), other}, urgent)) ==
+        "evict g: d for x\nevict g: a for x\nwait #1: x (group g makes room for it)\n" + shares);
+  // Nor while those leave, the group is cut, or is empty.
+  ClusterView leave = View({Group("g", "m", two, {{"a", 0, 9, 64, "", 100, true}}), other}, urgent);
+  CHECK(text(leave) == "wait #1: x (group g makes room for it)\n" + shares);
+  leave.groups[0].open = false;
+  leave.groups[0].changes = true;
+  leave.groups[0].makes_room_for = "x";
+  CHECK(text(leave) == "wait #1: x (group g makes room for it)\n" + shares);
+  CHECK_THAT(text(View({Group("g", "m", two, {}), other}, urgent)),
+             Catch::StartsWith("dissolve") && Catch::EndsWith(shares));
+  // Who has none does.
+  std::vector<QueuedJob> three = urgent;
+  three.push_back(Other(Job("z", 2)));
+  CHECK_THAT(text(View({Group("g", "m", two, {{"a"}, {"d"}}), other}, three)),
+             Catch::Contains("evict h: c for z\nevict h: b for z\n") && Catch::Contains(shares));
+}
+
 TEST_CASE("One that is to be tried alone drives out whom others of its priority would") {
   const int64_t budget = BudgetFor(500, {64, 64, 64});
   ClusterView view =

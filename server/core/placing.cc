@@ -294,7 +294,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       break;
     }
     case Kind::kDissolve:
-      Dissolve(*groups_.Find(decision.group), "it makes way for a job that it does not suit");
+      Dissolve(*groups_.Find(decision.group), "it makes room for a job that it does not suit");
       break;
     case Kind::kEvict:
       for (const std::string& job : decision.jobs) Evict(*jobs_.Find(job), decision.why_job);

@@ -287,13 +287,16 @@ def test_a_client_that_leaves_and_a_daemon_that_is_killed():
 def test_from_python():
     with house_with_model() as house:
         with lorad.connect(house.address) as client:
-            name = house.submit(job_of())
+            name = house.submit({**job_of(), "display_name": "of digits"})
             job = client.job(name).wait(progress=False)
             pieces = []
             told = client.generate(job, "e", raw=True, max_tokens=2, on_text=lambda index, text: pieces.append((index, text)))
             assert str(told) == "#4" == "".join(text for _, text in pieces) and told.finish_reason == "LENGTH", told
             at_once = client.generate([job, "tiny", f"{job.name}/300"], "e", raw=True, max_tokens=2)
             assert at_once[0] == at_once[2] == told != at_once[1], at_once
+            named = client.generate(["of digits", "tiny", "of digits/300"], "e", raw=True, max_tokens=2)
+            assert named == at_once, named
+            assert client.evaluate("of digits", "rows", "#(.)", max_tokens=2, progress=False).right == 8
             assert client.generate("tiny", [{"role": "user", "content": "hello"}]) == client.generate("tiny", "hello")
             assert client.generate("tiny", told.token_ids, max_tokens=1).prompt_tokens == 2
             right = client.evaluate(job, "rows", "#(.)", max_tokens=2, progress=False)

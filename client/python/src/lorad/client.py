@@ -255,8 +255,8 @@ class Client:
                  on_text: Callable[[int, str], None] | None = None) -> Any:
         """Asks a job's adapter, or a base model: an `Answer`, whose text is `str(answer)`.
 
-        source       a Job, its id, "ID/STEP" for one of its checkpoints, or a model's name; a list of these, all of one
-                     base model, is asked at once and answered with a list
+        source       a model's name, a Job, or a job's id or display name, also with "/STEP" for one of its checkpoints; a
+                     list of these, all of one base model, is asked at once and answered with a list
         prompt       what the user says, rendered by the model's chat template behind `system`; a list of messages
                      ({"role", "content"}); a list of token ids; or with `raw` a text as it is
         adapter      an imported adapter, on the base model `source`
@@ -273,8 +273,12 @@ class Client:
         if not sources:
             raise invalid([Violation("source", "is empty: name a job or a model at least")], "of the call")
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
-        asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how) for one in sources]
-        made = answers.generate(self.connection, asks, timeout, on_text)
+
+        def ask(sources: Sequence[Any]) -> list[answers.Answer]:
+            asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how) for one in sources]
+            return answers.generate(self.connection, asks, timeout, on_text)
+
+        made = self._ask(ask, sources)
         return made if many else made[0]
 
     def evaluate(self, source: str | Job, dataset: str | datasets_pb2.Dataset, exact_match: str, *, adapter: str = "",
@@ -300,11 +304,48 @@ class Client:
             raise answers.wrong_type("limit", "a whole number", limit)
         if limit is not None and limit < 1:
             raise invalid([Violation("limit", f"must be at least 1, got {limit}")], "of the call")
-        request = answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)
+        answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)  # before the dataset is asked for
         stored = self.datasets.get(dataset if isinstance(dataset, str) else dataset.name)
         shown: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None
-        return answers.evaluate(self.connection, request, stored, exact_match, limit=limit, timeout=timeout,
-                                progress=shown)
+
+        def ask(sources: Sequence[Any]) -> answers.Evaluation:
+            request = answers.ask(sources[0], None, adapter=adapter, system="", raw=False, how=how)
+            return answers.evaluate(self.connection, request, stored, exact_match, limit=limit, timeout=timeout,
+                                    progress=shown)
+
+        return self._ask(ask, [source])
+
+    def _ask(self, ask: Callable[[Sequence[Any]], Any], sources: Sequence[Any]) -> Any:
+        """`ask(sources)`, with jobs in place of what names no model, but jobs by display name."""
+        try:
+            return ask(sources)
+        except LoradError as error:
+            several = len(sources) > 1 and error.reason == "INVALID_FIELDS"  # they are not of one base model
+            if error.reason != "MODEL_NOT_FOUND" and not several:
+                raise
+            named = [self._by_display_name(source) for source in sources]
+            if named == [*sources]:
+                raise
+        return ask(named)
+
+    def _has_model(self, name: str) -> bool:
+        try:
+            self.models.get(name)
+        except (InvalidError, NotFoundError):
+            return False
+        return True
+
+    def _by_display_name(self, source: Any) -> Any:
+        if not isinstance(source, str) or answers.JOB.fullmatch(source) or self._has_model(source):
+            return source
+        name, slash, step = source.rpartition("/")
+        for display_name, of_it in ((source, ""), (name, slash + step)):
+            if display_name and (not of_it or step.isdigit()):
+                try:
+                    return self.job(display_name).name + of_it
+                except NotFoundError:
+                    pass
+        return source
 
     def _prepare(self, base_model: str, data: Any, validation_data: Any, peft_config: Any, args: Any,
                  columns: rows.Columns | None, fields: Any) -> names.Request:

@@ -139,7 +139,9 @@ class Scheduler {
     const GroupState& leaves = round_.groups[group];
     const auto worker = std::ranges::find(round_.view.workers, leaves.worker, &WorkerView::name);
     const bool is_known = worker != round_.view.workers.end() && leaves.stages.empty();
-    if (!is_known || leaves.base_model == job.job->base_model || job.job->alone) return;
+    const bool shares = job.needs == nullptr && !job.job->alone &&
+                        round_.sizes.FitsAlone(job.job_class, leaves.worker_kind);
+    if (!is_known || !shares || leaves.base_model == job.job->base_model) return;
     const IdleWorker there{.worker = &*worker, .worker_kind = leaves.worker_kind};
     Room& room = rooms_.emplace_back();
     room.group = group;

@@ -49,10 +49,11 @@ namespace lorad::planner {
 //   jobs asked for that have left;
 // - else, with `evict`, has jobs evicted: of one group, as few and as unimportant ones as make room
 //   (lowest priority first, then latest arrival), all of them where the group's base model is
-//   another or the job is to be alone; those that fit another open group of their base model, or an idle worker that is
-//   loaded before they would end, are re-placed instead, to where the sum of ends rises the least,
-//   and a job that can be re-placed and was not moved within the minimum run time may be of any
-//   priority;
+//   another or the job is to be alone; those that fit another open group of their base model, or an
+//   idle worker that is loaded before they would end, are re-placed instead, to where the sum of
+//   ends rises the least, and a job that can be re-placed and was not moved within the minimum run
+//   time may be of any priority; who has room beside a job ahead of its base model, for which a
+//   worker is being emptied, waits for that;
 // - else waits, with the reason.
 // A group takes several workers only for a job that fits none of the connected ones alone, idle or
 // not but for doubtful ones (WorkerView), or whose base model is to be on several: then it is formed

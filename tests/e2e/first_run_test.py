@@ -79,7 +79,7 @@ def test_the_commands():
         (row,) = [block.text for block in blocks if block.language == "json"]
         (job,) = [block.text for block in blocks if block.language == "yaml"]
         rows = (tree / EXAMPLES / "vell_island.jsonl").read_text()
-        assert row in rows.splitlines() and job in (tree / EXAMPLES / "vell_island.yaml").read_text()
+        assert json.loads(row) in map(json.loads, rows.splitlines()) and job in (tree / EXAMPLES / "vell_island.yaml").read_text()
         # The model as if curl had fetched the files that the page names.
         assert fetch.startswith("curl ") and '"$HOME/smollm2/#1"' in fetch, fetch
         (home / "smollm2").mkdir(parents=True)

@@ -21,6 +21,8 @@ const std::shared_ptr<grpc::Channel>& Session::channel() {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // One that was started again is found within about so long.
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   channel_ = grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
   return channel_;
 }

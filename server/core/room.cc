@@ -55,16 +55,13 @@ void Core::State::OnRoom(const RoomChanged& room) {
       jobs_.AddEvent(job, "DISK_FULL", why + "; the job waits where it is");
     }
   }
-  ForgetPaces();  // they are stalled, or are no more
+  // They are stalled, or are no more.
+  for (const std::string& name : groups_.names()) ForgetPace(*groups_.Find(name));
 }
 
-void Core::State::ForgetPaces() {
-  const std::set<std::string> live = jobs_.live();
-  for (const std::string& name : live) {
-    JobState& job = *jobs_.Find(name);
-    if (IsPlaced(job.state())) jobs_.ForgetPace(job);
-  }
-  for (const std::string& name : groups_.names()) groups_.Find(name)->pace.Clear();
+void Core::State::ForgetPace(GroupState& group) {
+  group.pace.Clear();
+  for (const auto& [name, member] : group.members) jobs_.ForgetPace(*jobs_.Find(name));
 }
 
 }  // namespace lorad::server

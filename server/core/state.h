@@ -261,7 +261,7 @@ class Core::State {
 
   // ---- room.cc ----
   void OnRoom(const RoomChanged& room);
-  void ForgetPaces();  // of all jobs and groups: nobody knows how fast they go on
+  void ForgetPace(GroupState& group);  // nobody knows how fast it and its jobs go on
 
   // ---- passing.cc ----
   // The job has met this failure, which is our own finding: it is postponed where that passes, else

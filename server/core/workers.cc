@@ -98,6 +98,10 @@ void Core::State::OnSaid(const WorkerSaid& said) {
   worker->heard_us = turn_.now_us();
   GroupState* group = groups_.Find(worker->group);
   StageState* stage = group ? &group->StageOn(worker->hello.worker()) : nullptr;
+  if (group && group->silent == worker->hello.worker()) {
+    group->silent.clear();
+    ForgetPace(*group);
+  }
   std::string wrong;
   switch (said.message.content_case()) {
     case worker::v1::WorkerMessage::kReport:
@@ -160,7 +164,8 @@ void Core::State::RenewLeases(int64_t late_us) {
                              static_cast<double>(late_us) / 1e6));
   cluster_.RenewLeases();
   groups_.RenewPatience();
-  ForgetPaces();  // what was done meanwhile is said at once, and then nothing for as long
+  // What was done meanwhile is said at once, and then nothing for as long.
+  for (const std::string& name : groups_.names()) ForgetPace(*groups_.Find(name));
 }
 
 std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
@@ -225,7 +230,11 @@ void Core::State::Tick() {
   if (late_us > cluster_.TickUs()) RenewLeases(late_us);
   bool any = false;
   for (WorkerState* worker : cluster_.Connected()) {
-    const GroupState* group = groups_.Find(worker->group);
+    GroupState* group = groups_.Find(worker->group);
+    if (group && group->silent.empty() && cluster_.IsSilent(*worker)) {
+      group->silent = worker->hello.worker();
+      ForgetPace(*group);
+    }
     const std::optional<Asked> asked = group ? AskedOf(*group) : std::nullopt;
     const int64_t quiet_us = group ? turn_.now_us() - group->heard_us : 0;
     if (IsOverdue(options_, asked, quiet_us)) {

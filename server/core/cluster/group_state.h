@@ -110,6 +110,7 @@ struct GroupState {
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;
+  std::string silent = {};  // a worker of it that has said nothing for a while, until it does
   std::map<std::pair<std::string, int32_t>, KeptShard> kept_shards;  // by job and stage
   // The job for which others are evicted: until its first unit is planned, or the time is over, no
   // other gets one, lest it wait for theirs (departures.cc).

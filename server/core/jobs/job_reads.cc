@@ -30,6 +30,10 @@ bool WaitsForItsSave(const JobState& job, const GroupState* group) {
          member->second.planned_step == member->second.done_step;
 }
 
+std::string AwaitsWorkers(const GroupState& group) {
+  return absl::StrCat(group.name, " waits for its workers since the coordinator was started");
+}
+
 }  // namespace
 
 v1::Job JobTable::View(const JobState& state) const {
@@ -79,17 +83,21 @@ std::string JobTable::WhyNoForecast(const JobState& state) const {
   }
   const std::string& name = state.job().group();
   const GroupState* group = groups_.Find(name);
-  return group && group->returning()
-             ? absl::StrCat(name, " waits for its workers since the coordinator was started")
-             : absl::StrCat("it is leaving ", name, ", and where it goes on is not known yet");
+  if (group && group->returning()) return AwaitsWorkers(*group);
+  return absl::StrCat("it is leaving ", name, ", and where it goes on is not known yet");
 }
 
 void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
   if (!IsPlaced(job->state())) return;
   if (state && state->unwritten_step > 0) job->set_unsaved(state->unwritten_why);
+  const GroupState* group = groups_.Find(job->group());
   if (!turn_.room().ok()) {
     SetStalled(std::string(turn_.room().message()), job);
-  } else if (state && WaitsForItsSave(*state, groups_.Find(job->group()))) {
+  } else if (group && group->returning()) {
+    SetStalled(AwaitsWorkers(*group), job);
+  } else if (group && !group->silent.empty()) {
+    SetStalled(absl::StrCat("worker '", group->silent, "' says nothing for now"), job);
+  } else if (state && WaitsForItsSave(*state, group)) {
     SetStalled(absl::StrCat("the checkpoint of step ", job->step(),
                             ", its last here, is not written yet; its events say why"),
                job);

@@ -192,6 +192,8 @@ TEST_CASE("a worker that comes too late finds its group formed again") {
   auto [world, job, hello] = MakeAbandoned();
   world->Sleep(kLeaseUs - 1'000'000);
   CHECK(world->StateOf(job) == Job::RUNNING);
+  CHECK(world->Job(job).stalled() ==
+        "group-1 waits for its workers since the coordinator was started");
   world->Sleep(2'000'000);
   CheckFormedAgain(*world, job, "not all of its workers came back within 30000 ms");
   CHECK(world->StateOf(job) == Job::QUEUED);

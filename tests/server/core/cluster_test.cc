@@ -122,7 +122,7 @@ TEST_CASE("a worker that falls silent is lost after its lease") {
   world->CheckInvariants();
 }
 
-TEST_CASE("a group has no speed while its worker is silent") {
+TEST_CASE("a group has no speed while its worker is silent, and its jobs are stalled") {
   auto world = MakeWorld();
   world->StartWorkers();
   Job content = World::NewJob();
@@ -135,10 +135,27 @@ TEST_CASE("a group has no speed while its worker is silent") {
     return cluster.groups(0).tokens_per_second();
   };
   CHECK(speed() > 0);
-  world->worker(0).Silence();
+  CHECK(world->Job(job).stalled().empty());
+  world->worker(0).Stop(20'000'000);
   world->Sleep(10'000'000);
   CHECK(world->Job(job).state() == Job::RUNNING);
   CHECK(speed() == 0);
+  const auto announced = [&] {
+    for (auto news = world->announced().rbegin(); news != world->announced().rend(); ++news) {
+      if (news->job().name() == job) return news->job();
+    }
+    return Job();
+  };
+  for (const Job& shown : {world->Job(job), announced()}) {
+    CHECK(shown.stalled() == "worker 'worker-0' says nothing for now");
+    CHECK(shown.tokens_per_second() == 0);
+    CHECK_FALSE(shown.has_seconds_left());
+  }
+  world->RunUntil([&] { return world->Job(job).stalled().empty(); });
+  CHECK(announced().stalled().empty());
+  CHECK(world->Job(job).tokens_per_second() == 0);  // nothing was measured since
+  world->RunUntil([&] { return speed() > 0 && world->Job(job).tokens_per_second() > 0; });
+  CHECK(world->Job(job).attempts() == 1);
 }
 
 TEST_CASE("of a stream that ends after its worker was silent, that is what is said") {

@@ -1,10 +1,14 @@
-"""How fast the house is beside training: uploads in bounded memory, lists and starts with 10,000 jobs."""
+"""How fast the house is beside training: uploads in bounded memory, lists and starts with 10,000 jobs.
+
+usage: speed_test.py [csv=MB] [bar=MB_PER_SECOND] [TEST ...]     bar: of the CSV
+"""
 
 import concurrent.futures
 import os
 import pathlib
 import random
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -15,8 +19,12 @@ from house import House, ROOT, main, tell
 
 CHECKOUT = (ROOT / "README.md").resolve().parent
 
+SAID = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+CSV_BYTES = int(SAID.get("csv", 50)) * 1_000_000
+CSV_SPEED_MIN = float(SAID.get("bar", 0))
 UPLOAD_BYTES = 100 << 20
 UPLOAD_RSS_BYTES_MAX = 32 << 20
+CLIENT_RSS_BYTES_MAX = 48 << 20
 JOBS = 10_000
 LIST_SECONDS_MAX = 0.100
 START_SECONDS_MAX = 1.0
@@ -42,6 +50,34 @@ def test_upload_in_bounded_memory():
              f"the daemon grew by {grown / 1e6:.1f} MB")
         assert dataset["size_bytes"] == path.stat().st_size
         assert grown < UPLOAD_RSS_BYTES_MAX
+    house.clear()
+
+
+def write_csv(path):
+    """Of so many bytes; cells with commas and quotes, no two rows alike."""
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(5000)]
+    with path.open("w") as file:
+        written = file.write("question,completion\n")
+        while written < CSV_BYTES:
+            question, answer = " ".join(draw.choices(words, k=40)), " ".join(draw.choices(words, k=30))
+            written += file.write(f'"{question}, ""{answer[:20]}""?",{answer}\n')
+
+
+def test_a_csv_in_bounded_memory():
+    with House(None, "--workers", "none") as house:
+        path = house.folder / "big.csv"
+        write_csv(path)
+        before = peak_rss_bytes(house.process.pid)
+        began = time.monotonic()
+        dataset = house.object("dataset", "add", "big", path, "--columns", "prompt=question")
+        speed = path.stat().st_size / 1e6 / (time.monotonic() - began)
+        grown = peak_rss_bytes(house.process.pid) - before
+        client = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        tell(f"    a CSV of {path.stat().st_size / 1e6:.0f} MB, {dataset['rows']} rows: {speed:.0f} MB/s; the daemon grew by {grown / 1e6:.1f} MB, "
+             f"lora had {client / 1e6:.1f} MB at its peak")
+        assert grown < UPLOAD_RSS_BYTES_MAX and client < CLIENT_RSS_BYTES_MAX
+        assert speed >= CSV_SPEED_MIN
     house.clear()
 
 
@@ -95,4 +131,4 @@ def test_ten_thousand_jobs():
 
 
 if __name__ == "__main__":
-    main([test_upload_in_bounded_memory, test_ten_thousand_jobs])
+    main([test_upload_in_bounded_memory, test_a_csv_in_bounded_memory, test_ten_thousand_jobs])

@@ -155,7 +155,7 @@ std::vector<std::string> ClusterBoard::WorkerLines(int rows, int columns) const 
                group.base_model().empty() ? "-" : group.base_model(), worker.device(),
                BytesText(worker.memory_bytes()), Why(worker)});
   }
-  return WithMore(table.Fit(columns, {0, 1, 2, 3, 5, 4, 6}), all - shown, columns);
+  return WithMore(table.Fit(columns, {0, 1, 2, 3, 6, 5, 7, 4}), all - shown, columns);
 }
 
 std::vector<std::string> ClusterBoard::JobLines(int rows, int columns) const {
@@ -178,7 +178,7 @@ std::vector<std::string> ClusterBoard::JobLines(int rows, int columns) const {
                runs ? PaceText(job->tokens_per_second()) : "-", job->base_model(),
                absl::StrCat(job->priority()), Why(*job)});
   }
-  return WithMore(table.Fit(columns, {0, 6, 1, 2, 3, 4, 8, 5, 7, 9}),
+  return WithMore(table.Fit(columns, {0, 7, 1, 2, 3, 4, 9, 5, 8, 10, 6}),
                   all - static_cast<int>(jobs.size()), columns);
 }
 

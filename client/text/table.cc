@@ -18,6 +18,7 @@ namespace {
 
 // Of a column that is cut.
 constexpr std::size_t kLeastWidth = 12;
+constexpr std::size_t kReadable = 36;  // some words of a sentence
 
 bool IsNumber(const std::string& cell) {
   return !cell.empty() && (cell == "-" || (cell[0] >= '0' && cell[0] <= '9'));
@@ -80,7 +81,7 @@ void Table::Print(std::ostream& out) const {
 
 std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) const {
   std::vector<Column> shown = Columns();
-  assert(rank.size() + 1 == shown.size());
+  assert(rank.size() + 1 == shown.size() || rank.size() == shown.size());
   if (columns > 0) {
     const auto room = static_cast<std::size_t>(columns);
     Column last = shown.back();
@@ -90,16 +91,22 @@ std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) c
       for (const Column& column : shown) sum += column.width;
       return sum;
     };
-    while (shown.size() > 1 && width() > room) {
-      const auto least = std::ranges::max_element(
-          shown, {}, [&](const Column& column) { return rank[column.index]; });
-      const std::size_t excess = width() - room;
-      if (!least->right && least->width >= kLeastWidth + excess) {
-        least->width -= excess;
-      } else {
-        shown.erase(least);
+    // Those of a higher rank than that make room for so many characters more.
+    const auto make_room = [&](int than, std::size_t more) {
+      while (shown.size() > 1 && width() + more > room) {
+        const auto least = std::ranges::max_element(
+            shown, {}, [&](const Column& column) { return rank[column.index]; });
+        if (rank[least->index] <= than) return;
+        const std::size_t excess = width() + more - room;
+        if (!least->right && least->width >= kLeastWidth + excess) {
+          least->width -= excess;
+        } else {
+          shown.erase(least);
+        }
       }
-    }
+    };
+    if (rank.size() > last.index) make_room(rank[last.index], 2 + std::min(last.width, kReadable));
+    make_room(-1, 0);
     shown[0].width = std::min(shown[0].width, room);
     const std::size_t left = room - std::min(room, width());
     if (left >= 2 + std::min(last.width, kLeastWidth)) {

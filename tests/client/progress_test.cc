@@ -242,9 +242,17 @@ TEST_CASE("a table that must fit loses its least columns, then cuts what is left
         "JOB    STATE    MODEL\njob-a  RUNNING  smollm2\njob-\xc3\xbc  QUEUED   smollm2");
   CHECK(fit(20) == "JOB    STATE\njob-a  RUNNING\njob-\xc3\xbc  QUEUED");
   CHECK(fit(4) == "JOB\njob-\njob-");
+  // Of a rank of its own, it has others go before it is cut to less than some words.
+  const auto fit_why = [&](int columns) { return table.Fit(columns, {0, 1, 3, 2})[2]; };
+  CHECK(fit_why(61) == "job-\xc3\xbc  QUEUED   smollm2  place 1: waits for a worker with mor");
+  CHECK(fit_why(60) == "job-\xc3\xbc  QUEUED   place 1: waits for a worker with more memory");
+  CHECK(fit_why(30) == "job-\xc3\xbc  QUEUED   place 1: waits");
+  CHECK(fit_why(20) == "job-\xc3\xbc  QUEUED");
   for (int columns = 1; columns < 80; ++columns) {
-    for (const std::string& line : table.Fit(columns, rank)) {
-      CHECK(std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; }) <= columns);
+    for (const auto& ranks : {rank, {0, 1, 3, 2}}) {
+      for (const std::string& line : table.Fit(columns, ranks)) {
+        CHECK(std::ranges::count_if(line, [](char c) { return (c & 0xc0) != 0x80; }) <= columns);
+      }
     }
   }
 }

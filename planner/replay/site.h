@@ -18,6 +18,7 @@
 
 #include "planner/replay/history.h"
 #include "planner/replay/replay.h"
+#include "planner/schedule/schedule.h"
 
 namespace lorad::planner {
 
@@ -138,6 +139,7 @@ class Site {
   size_t next_arrival_ = 0;
   std::deque<std::pair<double, size_t>> departures_;  // by time; a job that left otherwise is void
   size_t ended_ = 0;
+  EndedLately ended_lately_;
   int64_t next_group_ = 0;
   ClusterView view_;                 // its queue is kept up
   std::vector<size_t> queued_jobs_;  // of view_.queue

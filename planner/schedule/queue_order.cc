@@ -1,5 +1,6 @@
 // The order of the queue (schedule.h).
 #include <algorithm>
+#include <cmath>
 #include <compare>
 #include <map>
 #include <string_view>
@@ -8,10 +9,28 @@
 #include "planner/schedule/schedule.h"
 
 namespace lorad::planner {
+namespace {
+
+constexpr double kForgotten = 0.01;  // of a job that ended
+
+}  // namespace
 
 double PointsOf(const SchedulePolicy& policy, int64_t waited_s) {
   return std::clamp(policy.points_per_hour * static_cast<double>(waited_s) / 3600, 0.0,
                     policy.points_max);
+}
+
+void EndedLately::Add(const std::string& label_group, double now_s) {
+  Counts(now_s);
+  counts_[label_group] += 1;
+}
+
+std::map<std::string, double> EndedLately::Counts(double now_s) {
+  const double left = std::exp2(-(now_s - then_s_) / kHalvedS);
+  then_s_ = now_s;
+  for (auto& [label_group, count] : counts_) count *= left;
+  std::erase_if(counts_, [](const auto& entry) { return entry.second < kForgotten; });
+  return counts_;
 }
 
 std::vector<size_t> QueueOrder(const ClusterView& view) {
@@ -37,14 +56,14 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   // Mostly the queue stands in its order already.
   if (!std::ranges::is_sorted(order)) std::ranges::sort(order);
   if (view.policy.fair_share) {
-    std::map<std::string_view, int64_t> shares;
+    std::map<std::string_view, double> shares(view.ended_lately.begin(), view.ended_lately.end());
     for (const GroupView& group : view.groups) {
       for (const RunningJob& job : group.running) ++shares[job.label_group];
     }
     // Within a label group each has at least a point less than the one before it, so their order
     // stands.
     for (Standing& standing : order) {
-      standing.fewer_points += static_cast<double>(shares[view.queue[standing.job].label_group]++);
+      standing.fewer_points += shares[view.queue[standing.job].label_group]++;
     }
     std::ranges::sort(order);
   }

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "planner/schedule/view.h"
@@ -80,6 +82,21 @@ std::vector<Decision> Schedule(const ClusterView& view);
 
 // The queue in the order in which jobs are placed, as indexes.
 std::vector<size_t> QueueOrder(const ClusterView& view);
+
+// Of each label group, the jobs that had trained and ended, each counted by half for every so many
+// seconds that have gone by. Not thread-safe.
+class EndedLately {
+ public:
+  static constexpr double kHalvedS = 1800;
+
+  void Add(const std::string& label_group, double now_s);
+  // What is next to nothing is forgotten. REQUIRES: moments do not fall.
+  std::map<std::string, double> Counts(double now_s);
+
+ private:
+  std::map<std::string, double> counts_;  // as of then
+  double then_s_ = 0;
+};
 
 // Points of a job that has waited so long, before fair share.
 double PointsOf(const SchedulePolicy& policy, int64_t waited_s);

@@ -237,6 +237,7 @@ void DrawJostling(std::mt19937_64& random, History* history) {
   policy.points_per_hour = random() % 4 > 0 ? 3600 : 0;
   policy.points_max = random() % 2 == 0 ? Draw(random, 1, 4) : 100;
   policy.fair_share = random() % 3 == 0;
+  if (policy.fair_share) history->site.core.share_label = "team";
   history->rates.owns = 0.1 * Draw(random, 1, 10);
   history->rates.epochs_max = 20;
   history->rates.priorities = 1 + random() % 2;

@@ -194,6 +194,7 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
   job.job().set_state(to);
   if (to == v1::Job::QUEUED) {
     job.record.set_queued_wall_us(turn_.wall_us());
+    job.forecast = {};
     queue_.Enter(job);
   }
   if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) {
@@ -212,6 +213,9 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     finishing_.erase(job.name());
     put_away_.insert(job.name());
     job.job().clear_seconds_left();
+    if (job.job().has_start_time()) {
+      ended_lately_.Add(options_.LabelGroup(job.job().labels()), turn_.now_us() / 1e6);
+    }
     job.metrics.clear();
     job.evaluation = {};
     job.pace.Clear();

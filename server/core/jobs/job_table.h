@@ -32,6 +32,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "planner/schedule/schedule.h"
 #include "server/core/catalog/row_checks.h"
 #include "server/core/cluster/group_table.h"
 #include "server/core/events/kept.h"
@@ -123,6 +124,8 @@ class JobTable {
   // The job, QUEUED and withheld until now, may be placed.
   void Offer(JobState& job) { queue_.Offer(job); }
   void Arrange(std::vector<JobState*> order) { queue_.Arrange(std::move(order)); }
+  // Since this start, as ClusterView has them.
+  std::map<std::string, double> EndedLately() { return ended_lately_.Counts(turn_.now_us() / 1e6); }
   // As JobQueue has them.
   void Postpone(JobState& job, int64_t until_us) {
     queue_.Postpone(job, until_us);
@@ -211,6 +214,7 @@ class JobTable {
   const GroupTable& groups_;
   Quotas& quotas_;
   JobQueue queue_;
+  planner::EndedLately ended_lately_;
 
   // But for those in ended_. Asked for by the thousand in every scheduling turn.
   absl::flat_hash_map<std::string, std::unique_ptr<JobState>> jobs_;

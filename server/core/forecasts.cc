@@ -48,23 +48,13 @@ void Core::State::Forecast() {
   forecasts_.made_us = turn_.now_us();
   forecasts_.wanted = false;
   planner::ClusterView view = ClusterOf(Waiting::kAll);
-  Ration(&view, nullptr);
-  const std::vector<JobState*> waiting = jobs_.queue().All();
-  // Those of the view, in its order, which is theirs: all, unless quotas hold some.
-  std::vector<JobState*> looked_at;
-  if (view.queue.size() == waiting.size()) {
-    looked_at = waiting;
-  } else {
-    auto next = waiting.begin();
-    for (const planner::QueuedJob& queued : view.queue) {
-      while ((*next)->name() != queued.job) ++next;
-      looked_at.push_back(*next);
-    }
-  }
+  const std::vector<JobState*> waiting = jobs_.queue().All();  // as the view has them
   std::vector<JobState*> order;
-  order.reserve(looked_at.size());
-  for (const size_t i : planner::QueueOrder(view)) order.push_back(looked_at[i]);
+  order.reserve(waiting.size());
+  for (const size_t i : planner::QueueOrder(view)) order.push_back(waiting[i]);
   jobs_.Arrange(std::move(order));
+  Ration(&view, nullptr);
+  const bool are_held = view.queue.size() < waiting.size();  // some of them, by quotas
   const auto foreseen = planner::Foresee(view);
   const auto of = [&](const std::string& name) {
     const auto found = foreseen.find(name);
@@ -76,7 +66,8 @@ void Core::State::Forecast() {
     JobQueue::PrefetchWaitAfter(waiting, i);
     JobState* job = waiting[i];
     // By the view's names, which lie side by side.
-    const bool is_seen = seen < looked_at.size() && looked_at[seen] == job;
+    const bool is_seen =
+        seen < view.queue.size() && (!are_held || view.queue[seen].job == job->name());
     TakeForecast(*job, is_seen ? of(view.queue[seen].job) : nullptr);
     seen += is_seen;
     const int place = jobs_.queue().PlaceOf(*job);

@@ -87,9 +87,10 @@ void Core::State::Ration(
   };
   Quotas::Allowance allowance(quotas_);
   std::vector<bool> may(view->queue.size());
+  const std::vector<size_t> order = planner::QueueOrder(*view);
   // First who is on its way to another group: it was counted when that was decided.
   for (const bool on_its_way : {true, false}) {
-    for (size_t i = 0; i < may.size(); ++i) {
+    for (const size_t i : order) {
       const planner::QueuedJob& queued = view->queue[i];
       if (queued.to.empty() == on_its_way) continue;
       may[i] = !fits_any(queued) || take(queued, allowance);

@@ -59,6 +59,43 @@ TEST_CASE("however many of one user wait, another one's job has its share") {
   world->RunUntilState(other, Job::SUCCEEDED);
 }
 
+TEST_CASE("what a quota leaves goes to the next by fair share, as places and forecasts say") {
+  const int places = GENERATE(1, 2);
+  CAPTURE(places);
+  WorldOptions options;
+  options.core.share_label = "user";
+  options.core.policy.fair_share = true;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  v1::SetQuotaRequest quota;
+  quota.mutable_quota()->set_label("team=x");
+  quota.mutable_quota()->set_running_jobs(places);
+  world->Get<v1::Quota>(quota);
+  const auto submit = [&](const char* user) {
+    Job job = World::NewJob();
+    job.mutable_training()->set_max_steps(500);
+    (*job.mutable_labels())["team"] = "x";
+    (*job.mutable_labels())["user"] = user;
+    return world->Submit(job);
+  };
+  const std::string first = submit("ada");
+  if (places == 2) submit("ada");
+  world->RunUntil([&] { return world->Job(first).step() > 0; });
+  const std::string more = submit("ada"), another = submit("ada"), other = submit("bob");
+  world->Sleep(1'200'000);
+  REQUIRE(world->StateOf(first) == Job::RUNNING);
+  const auto place = [&](const std::string& job) { return world->Job(job).queue().place(); };
+  CHECK(place(other) == 1);
+  CHECK(place(more) == 2);
+  CHECK(place(another) == 3);
+  const auto waits = [&](const std::string& job) { return world->StateOf(job) == Job::QUEUED; };
+  world->RunUntil([&] { return !waits(more) || !waits(another) || !waits(other); });
+  CHECK_FALSE(waits(other));
+  CHECK(waits(another));
+  world->RunUntil([&] { return !waits(another); });
+  CHECK_FALSE(waits(more));
+}
+
 TEST_CASE("the place that a job shows is where the policy looks at it") {
   WorldOptions options;
   options.core.share_label = "team";

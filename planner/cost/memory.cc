@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "absl/strings/str_cat.h"
+#include "sizes/bytes_text.h"
 #include "sizes/cpu_workspace.h"
 #include "sizes/cuda_workspace.h"
 
@@ -286,6 +288,13 @@ GroupShape EmptyShape(const DeviceShape& device) {
 
 bool Fits(int64_t bytes, int64_t budget_bytes) {
   return static_cast<double>(bytes) * (1 + kMemoryMargin) <= static_cast<double>(budget_bytes);
+}
+
+std::string BudgetText(int64_t budget_bytes, int64_t bytes) {
+  const bool is_margin = bytes <= budget_bytes && !Fits(bytes, budget_bytes);
+  return absl::StrCat(
+      sizes::ThereText(budget_bytes),
+      is_margin ? absl::StrCat(", of which ", 100 * kMemoryMargin, " % are kept free") : "");
 }
 
 }  // namespace lorad::planner

@@ -60,5 +60,7 @@ int64_t BytesOfNccl(int borders);
 // estimate * (1 + kMemoryMargin) <= budget.
 inline constexpr double kMemoryMargin = 0.02;
 bool Fits(int64_t bytes, int64_t budget_bytes);
+// "40 MiB, of which 2 % are kept free" where that alone keeps such an estimate out, else "40 MiB".
+std::string BudgetText(int64_t budget_bytes, int64_t bytes);
 
 }  // namespace lorad::planner

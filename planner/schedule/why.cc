@@ -60,7 +60,8 @@ std::string WhyNotOnSeveral(const Round& round, const QueuedJob& job) {
       job.stages < 2 ? ", and " : "needs ", "of ", nearest->workers.size(),
       " stages the tightest needs ", NeededText(nearest->bytes[nearest->tightest]),
       "; its worker offers ",
-      ThereText(round.view.workers[nearest->workers[nearest->tightest]].budget_bytes));
+      BudgetText(round.view.workers[nearest->workers[nearest->tightest]].budget_bytes,
+                 nearest->bytes[nearest->tightest]));
 }
 
 // Empty where the largest worker would hold it, or several.
@@ -81,7 +82,7 @@ std::string WhyNowhere(Round& round, const Waiter& job) {
                         away == &round.view.away ? " and is away" : ", is away and drained");
   }
   return absl::StrCat("needs ", NeededText(needed), "; the largest worker offers ",
-                      ThereText(budget),
+                      BudgetText(budget, needed),
                       job.job->stages == 1 ? "" : WhyNotOnSeveral(round, *job.job));
 }
 
@@ -120,7 +121,9 @@ std::string WhyNotIn(Round& round, const GroupState& group, const Waiter& job) {
   const bool one = group.jobs == 1;
   const std::string jobs =
       absl::StrCat(one ? "the one job" : absl::StrCat("the ", group.jobs, " jobs"), " of ", name);
-  const char* until = one ? "; waits until it ends" : "; waits until one of them ends";
+  const std::string until =
+      absl::StrCat("; waits until ", one ? "it" : "one of them", " ends",
+                   round.view.policy.evict && !job.job->asks ? " or gives way" : "");
   if (shape && !round.Helps(group, *shape, *job.job, job.work)) {
     return absl::StrCat(jobs, one ? " uses" : " use", " all its worker can do", until);
   }
@@ -139,8 +142,9 @@ std::string WhyNotOnIdle(Round& round, const Waiter& job) {
     const int64_t needed = round.sizes.AloneOn(job.job_class, idle.worker_kind).bytes[0];
     if (Fits(needed, idle.worker->budget_bytes)) return "";
     if (text.empty()) {
-      text = absl::StrCat("needs ", NeededText(needed), ", and worker ", idle.worker->name,
-                          ", which is idle, offers ", ThereText(idle.worker->budget_bytes));
+      text =
+          absl::StrCat("needs ", NeededText(needed), ", and worker ", idle.worker->name,
+                       ", which is idle, offers ", BudgetText(idle.worker->budget_bytes, needed));
     }
   }
   return text;

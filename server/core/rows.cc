@@ -17,7 +17,6 @@ namespace lorad::server {
 namespace {
 
 using sizes::NeededText;
-using sizes::ThereText;
 
 constexpr char kNeverFits[] = "MEMORY_NEVER_FITS";
 constexpr int64_t kJudgedEveryUs = 1'000'000;
@@ -35,7 +34,7 @@ absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
         NeededText(alone.group.activations), ", workspace ",
         NeededText(alone.group.workspace + alone.slot.staging), ", adapter ",
         NeededText(alone.slot.adapters), ", optimizer ", NeededText(alone.slot.optimizer),
-        "), and the worker has ", ThereText(budget_bytes)));
+        "), and the worker has ", planner::BudgetText(budget_bytes, bytes)));
   }
   if (on_several) {
     const size_t s = on_several->tightest;
@@ -43,7 +42,7 @@ absl::Status NeverFits(const planner::QueuedJob& job, const LoneGroup& alone,
     budget_bytes = workers[on_several->workers[s]].budget_bytes;
     where.push_back(absl::StrCat(
         "on ", on_several->workers.size(), " workers of one numerics id the tightest stage needs ",
-        NeededText(bytes), ", and its worker has ", ThereText(budget_bytes)));
+        NeededText(bytes), ", and its worker has ", planner::BudgetText(budget_bytes, bytes)));
   }
   error->set_reason(kNeverFits);
   error->set_field("adapter");

@@ -49,23 +49,23 @@ TEST_CASE("Evictions") {
       {"nobody is driven out for an equal that has just come",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 0)}),
        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
-       "one of them ends)\n"},
+       "one of them ends or gives way)\n"},
       {"nor before the minimum run time for one that has waited",
        View({Group("g", "m", two, {{"a", 0, 899}, {"b", 0, 899}})}, {Job("x", 0, 9 * kHour)}),
        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
-       "one of them ends)\n"},
+       "one of them ends or gives way)\n"},
       {"but after it, for one that has a point",
        View({Group("g", "m", two, {{"a", 0, 900}, {"b", 0, 899}})}, {Job("x", 0, kHour)}),
        "evict g: a for x\n" + makes_room},
       {"no waiting lifts a job over a higher priority",
        View({Group("g", "m", two, {{"a", 1}, {"b", 1}})}, {Job("x", 0, 1000 * kHour)}),
        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
-       "one of them ends)\n"},
+       "one of them ends or gives way)\n"},
       {"not even in the queue",
        View({Group("g", "m", three, {{"a", 1}, {"b", 1}})},
             {Job("x", 0, 1000 * kHour), Job("y", 1, 0, "", 64, 200)}),
        "admit g: y\nwait #1: x (does not fit beside the 3 jobs of group g in its worker's memory; "
-       "waits until one of them ends)\n"},
+       "waits until one of them ends or gives way)\n"},
       {"who is leaving already is enough",
        View({Group("g", "m", two, {{"a"}, {"b", 0, 9, 64, "", 100, true}})}, {Job("x", 1)}),
        makes_room},
@@ -110,7 +110,7 @@ TEST_CASE("Evictions") {
              Group("h", "m", two, {{"c", 5}})},
             {Long(Job("x", 1), 900)}),
        "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
-       "one of them ends)\n"},
+       "one of them ends or gives way)\n"},
       {"one for the first; those behind it do not drive out others there",
        View({Group("g", "m", two, {{"a"}, {"b"}})}, {Job("x", 2), Job("y", 1)}),
        "evict g: b for x\n" + makes_room + "wait #2: y (group g is being formed or changed)\n"},
@@ -297,6 +297,22 @@ TEST_CASE("The order of the queue") {
   }
 }
 
+TEST_CASE("Who has had places lately stands behind who had none, ever less so") {
+  ClusterView view =
+      View({Group("g", "m", 1, {})}, {Job("a2", 0, 60, "a", 8, 1), Job("b1", 0, 1, "b", 8, 2)});
+  view.policy.fair_share = true;
+  CHECK(OrderOf(view) == "a2 b1");
+  EndedLately ended;
+  ended.Add("a", 100);
+  view.ended_lately = ended.Counts(100);
+  CHECK(OrderOf(view) == "b1 a2");
+  CHECK(ended.Counts(100 + EndedLately::kHalvedS) == std::map<std::string, double>{{"a", 0.5}});
+  ended.Add("b", 100 + EndedLately::kHalvedS);
+  view.ended_lately = ended.Counts(100 + EndedLately::kHalvedS);
+  CHECK(OrderOf(view) == "a2 b1");
+  CHECK(ended.Counts(100 + 9 * EndedLately::kHalvedS).empty());
+}
+
 // One after another, as each that is taken counts against its label group.
 std::string FairOrderOf(const ClusterView& view) {
   std::map<std::string, int> shares;
@@ -388,7 +404,7 @@ TEST_CASE("As many jobs as still help") {
   view.groups = {Group("g", "m", big, six)};
   const std::string full =
       "wait #1: x (the 6 jobs of group g use all its worker can do; waits until one of them "
-      "ends)\n";
+      "ends or gives way)\n";
   CHECK(Text(view) == full);
   view.queue = {Job("x", 1)};  // a higher priority may slow the others down
   CHECK(Text(view) == "admit g: x\n");

@@ -223,7 +223,7 @@ TEST_CASE("Decisions") {
       {"not to take in another",
        {{Idle("w", BudgetFor(100, {64}))}, {}, {Job("a", "m", 1, 100, 64), Job("b", "m", 2)}},
        "form w base=m 1024/100: a\nwait #1: b (does not fit beside the one job of the group being "
-       "formed in its worker's memory; waits until it ends)\n"},
+       "formed in its worker's memory; waits until it ends or gives way)\n"},
       {"and is formed again to do so for longer rows",
        {{Busy("w")},
         {Group("g", "m", 1, true, 500, BudgetFor(2000, {8, 8}) - BudgetFor(2000, {8}) / 4)},
@@ -236,7 +236,7 @@ TEST_CASE("Decisions") {
          Job("d", "m", 4, 100, 1)}},
        "form w base=m 1024/100: a b\n"
        "wait #1: c (does not fit beside the 2 jobs of the group being formed in its worker's "
-       "memory; waits until one of them ends)\n"
+       "memory; waits until one of them ends or gives way)\n"
        "wait #2: d (behind job c, for which the group being formed is draining)\n"},
   };
   for (const Case& c : cases) {

@@ -87,7 +87,7 @@ TEST_CASE("A group that is being formed takes those that it will hold; the other
   view.groups[0].forming = false;
   CHECK(Text(view) ==
         "admit g: x\nwait #1: y (does not fit beside the 2 jobs of group g in its worker's memory; "
-        "waits until one of them ends)\n");
+        "waits until one of them ends or gives way)\n");
   // Nobody leaves it, and without jobs it is not dissolved.
   view.groups[0] = Forming(Group("g", "m", BudgetFor(500, {64, 64}), {{"a"}, {"b"}}));
   view.queue = {Job("x", 1)};

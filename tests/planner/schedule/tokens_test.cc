@@ -129,7 +129,7 @@ TEST_CASE("Microbatches become shorter where that lets a job in, and not otherwi
   };
   const std::string full =
       "wait #1: x (does not fit beside the 2 jobs of group g in its worker's memory; waits until "
-      "one of them ends)\n";
+      "one of them ends or gives way)\n";
   CHECK(TextOf(view(longest, BudgetOf(longest, three), {next})) == "admit g: x\n");
   CHECK(TextOf(view(longest, BudgetOf(longest, two), {next})) == "reform #1 g 4096/1024: x\n");
   CHECK(TextOf(view(half, BudgetOf(half, three), {next})) == "admit g: x\n");

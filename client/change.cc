@@ -48,9 +48,10 @@ absl::Status ChangeEach(Session& session, Method<Jobs::Stub, Request, Job> metho
     if (!session.json) {
       std::cerr << name << ": " << Job::State_Name(job.state())
                 << (kCancels && ended ? ": it had ended already, so nothing is cancelled" : "")
-                << (job.finish_step() > 0 ? absl::StrCat(", ends at step ", job.finish_step(),
-                                                         " of ", job.total_steps())
-                                          : "")
+                << (job.finish_step() > 0 && !kCancels
+                        ? absl::StrCat(", ends at step ", job.finish_step(), " of ",
+                                       job.total_steps())
+                        : "")
                 << "\n";
     }
     return status;
@@ -122,6 +123,13 @@ void AddUpdate(CLI::App& app, Session& session, const std::shared_ptr<Options>& 
     }
     if (!options->priority && options->labels.empty() && options->removed_labels.empty()) {
       throw CLI::RequiredError("what is to change (--priority, --label or --remove-label)");
+    }
+    for (const std::string& label : options->labels) {
+      const std::string key = SplitLabel(label).first;
+      if (std::ranges::count(options->removed_labels, key) > 0) {
+        throw CLI::ValidationError(
+            "--remove-label", absl::StrCat("'", key, "' is also given by --label: choose one"));
+      }
     }
     session.action = [&session, options] { return Update(session, *options); };
   });

@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/errors/errors.h"
 #include "server/validation/adapter.h"
 #include "storage/adapters/peft.h"
 #include "storage/files/files.h"
@@ -53,6 +54,11 @@ absl::StatusOr<std::optional<std::string>> FindSource(Driver& driver, const std:
 absl::StatusOr<storage::ModelDescription> DescriptionOf(Driver& driver, const v1::Model& model) {
   absl::StatusOr<std::string> config = driver.files().ReadAll(
       storage::JoinPath(model.path(), "config.json"), storage::kReadAllLimit);
+  if (absl::IsNotFound(config.status())) {
+    return Error(absl::StatusCode::kNotFound, "MODEL_NOT_FOUND",
+                 absl::StrCat("what model '", model.name(), "' was registered from is not there: ",
+                              std::string(config.status().message())));
+  }
   if (!config.ok()) return config.status();
   return storage::DescribeModel(*config);
 }

@@ -88,6 +88,9 @@ std::string JobTable::WhyNoForecast(const JobState& state) const {
 }
 
 void JobTable::ShowStalled(const JobState* state, v1::Job* job) const {
+  if (job->state() == v1::Job::PAUSING || job->state() == v1::Job::CANCELLING) {
+    job->clear_seconds_left();  // nobody waits for its end any more
+  }
   if (!IsPlaced(job->state())) return;
   if (state && state->unwritten_step > 0) job->set_unsaved(state->unwritten_why);
   const GroupState* group = groups_.Find(job->group());

@@ -34,7 +34,7 @@ std::string JobsText(const std::string& label, int64_t jobs, int64_t limit, Jobs
   const bool one = jobs == 1;
   const char* verb = what == Jobs::kRun ? (one ? "runs" : "run") : one ? "is queued" : "are queued";
   return absl::StrCat("quota ", label, ": ", jobs, " of ", limit,
-                      limit == 1 && jobs < 2 ? " job " : " jobs ", verb);
+                      limit == 1 && one ? " job " : " jobs ", verb);
 }
 
 void AddJobs(const std::string& label, int64_t jobs, int64_t limit, Jobs what,
@@ -220,7 +220,8 @@ bool Quotas::Allowance::Take(const Labels& labels, std::string* why) {
     const int64_t before = taken == taken_.end() ? 0 : taken->second;
     if (running + before < quota.running_jobs()) continue;
     *why = JobsText(label, running, quota.running_jobs(), Jobs::kRun);
-    if (before > 0) absl::StrAppend(why, ", and ", before, before == 1 ? " goes" : " go", " first");
+    if (before == 1) absl::StrAppend(why, ", and another is to run before it");
+    if (before > 1) absl::StrAppend(why, ", and ", before, " others are to run before it");
     return false;
   }
   for (const std::string& label : held) ++taken_[label];

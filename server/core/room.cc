@@ -61,7 +61,10 @@ void Core::State::OnRoom(const RoomChanged& room) {
 
 void Core::State::ForgetPace(GroupState& group) {
   group.pace.Clear();
-  for (const auto& [name, member] : group.members) jobs_.ForgetPace(*jobs_.Find(name));
+  for (const auto& [name, member] : group.members) {
+    JobState* job = jobs_.Find(name);
+    if (job && IsPlaced(job->state())) jobs_.ForgetPace(*job);  // else a guest, or on its way out
+  }
 }
 
 }  // namespace lorad::server

@@ -114,6 +114,8 @@ bool Site::EndDepartures() {
     if (moves && IsThere(to, state.to_group) && !workers_[to].group->cut) {
       Enter(job, to);
     } else {
+      const bool trained = state.steps_then - state.steps_left >= 1;
+      if (trained && !moves) left_lately_.Add(history_.jobs[job].content.label_group, now_s_);
       Enqueue(job, moves);
     }
     any = true;

@@ -139,7 +139,7 @@ class Site {
   size_t next_arrival_ = 0;
   std::deque<std::pair<double, size_t>> departures_;  // by time; a job that left otherwise is void
   size_t ended_ = 0;
-  EndedLately ended_lately_;
+  LeftLately left_lately_;
   int64_t next_group_ = 0;
   ClusterView view_;                 // its queue is kept up
   std::vector<size_t> queued_jobs_;  // of view_.queue

@@ -212,7 +212,7 @@ void Site::End(size_t job) {
   jobs_[job].steps_left = 0;
   Leave(job, 0);
   outcome_.jobs[job].ends_s = now_s_;
-  ended_lately_.Add(history_.jobs[job].content.label_group, now_s_);
+  left_lately_.Add(history_.jobs[job].content.label_group, now_s_);
   ++ended_;
 }
 

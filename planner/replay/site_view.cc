@@ -26,7 +26,7 @@ const ClusterView& Site::View() {
     Tell(*workers_[w].group);
     view_.groups.push_back(ViewOf(*workers_[w].group));
   }
-  if (view_.policy.fair_share) view_.ended_lately = ended_lately_.Counts(now_s_);
+  if (view_.policy.fair_share) view_.left_lately = left_lately_.Counts(now_s_);
   for (size_t place = 0; place < view_.queue.size(); ++place) {
     view_.queue[place].waited_s = SecondsSince(jobs_[queued_jobs_[place]].since_s);
   }

@@ -11,7 +11,7 @@
 namespace lorad::planner {
 namespace {
 
-constexpr double kForgotten = 0.01;  // of a job that ended
+constexpr double kForgotten = 0.01;  // of a place
 
 }  // namespace
 
@@ -20,12 +20,12 @@ double PointsOf(const SchedulePolicy& policy, int64_t waited_s) {
                     policy.points_max);
 }
 
-void EndedLately::Add(const std::string& label_group, double now_s) {
+void LeftLately::Add(const std::string& label_group, double now_s) {
   Counts(now_s);
   counts_[label_group] += 1;
 }
 
-std::map<std::string, double> EndedLately::Counts(double now_s) {
+std::map<std::string, double> LeftLately::Counts(double now_s) {
   const double left = std::exp2(-(now_s - then_s_) / kHalvedS);
   then_s_ = now_s;
   for (auto& [label_group, count] : counts_) count *= left;
@@ -56,7 +56,7 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   // Mostly the queue stands in its order already.
   if (!std::ranges::is_sorted(order)) std::ranges::sort(order);
   if (view.policy.fair_share) {
-    std::map<std::string_view, double> shares(view.ended_lately.begin(), view.ended_lately.end());
+    std::map<std::string_view, double> shares(view.left_lately.begin(), view.left_lately.end());
     for (const GroupView& group : view.groups) {
       for (const RunningJob& job : group.running) ++shares[job.label_group];
     }

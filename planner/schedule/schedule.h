@@ -83,11 +83,11 @@ std::vector<Decision> Schedule(const ClusterView& view);
 // The queue in the order in which jobs are placed, as indexes.
 std::vector<size_t> QueueOrder(const ClusterView& view);
 
-// Of each label group, the jobs that had trained and ended, each counted by half for every so many
-// seconds that have gone by. Not thread-safe.
-class EndedLately {
+// Of each label group, the places that its jobs had trained in and left, by their end, a pause or
+// for others, each counted by half for every so many seconds since. Not thread-safe.
+class LeftLately {
  public:
-  static constexpr double kHalvedS = 1800;
+  static constexpr double kHalvedS = 600;
 
   void Add(const std::string& label_group, double now_s);
   // What is next to nothing is forgotten. REQUIRES: moments do not fall.

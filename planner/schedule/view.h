@@ -164,7 +164,7 @@ struct SchedulePolicy {
   double points_per_hour = 1;
   double points_max = 4;
   // A job has one point less for each job of its label group that runs, or that stands before it
-  // among those of its priority, and in the queue also for each that ended lately (EndedLately).
+  // among those of its priority, and in the queue also for each that left a place (LeftLately).
   bool fair_share = false;
   // A group takes another job only if what it computes a second rises by this share of what it is
   // (SharingGain, ends.h): 0 takes as many as memory holds. A job of higher priority than some job
@@ -192,9 +192,9 @@ struct ClusterView {
   std::vector<QueuedJob> queue;   // in any order
   int64_t microbatch_tokens = 0;  // 0: as suits device and memory (ShapeAlone)
   SchedulePolicy policy = {};
-  // With fair_share, EndedLately::Counts(). The end of a job would else have the next one of its
-  // label group stand as if that had had nothing, before who waits for just that place.
-  std::map<std::string, double> ended_lately = {};
+  // With fair_share, LeftLately::Counts(). When a job leaves its place, the next one of its label
+  // group would else stand as if that had had nothing, before who waits for just that place.
+  std::map<std::string, double> left_lately = {};
   // Times of microbatches, forward and backward together. Where those of a device are unknown, the
   // mean of the base model's on other devices is taken, and where none is known all devices are
   // equal.

@@ -215,7 +215,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     }
   }
   for (const JobState* job : moving) AddComing(*job, &view);
-  if (view.policy.fair_share) view.ended_lately = jobs_.EndedLately();
+  if (view.policy.fair_share) view.left_lately = jobs_.LeftLately();
   const auto add = [&](const JobState& job) {
     view.queue.push_back(Queued(job, model_of(job.job().base_model())));
   };

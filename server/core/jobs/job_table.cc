@@ -197,10 +197,13 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     job.forecast = {};
     queue_.Enter(job);
   }
-  if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) {
-    job.since_us = turn_.now_us();
-    job.trains_since_us = 0;
+  if (to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.since_us = turn_.now_us();
+  const bool leaves_place =
+      to == v1::Job::QUEUED ? !job.resumes : to == v1::Job::PAUSED || !IsLive(to);
+  if (leaves_place && job.trains_since_us > 0) {
+    left_lately_.Add(options_.LabelGroup(job.job().labels()), turn_.now_us() / 1e6);
   }
+  if (leaves_place || to == v1::Job::QUEUED || to == v1::Job::PREPARING) job.trains_since_us = 0;
   // One that was sent away before its slot was loaded runs for a moment on its way out.
   if (to != v1::Job::RUNNING) job.moves_to.clear();
   if (to == v1::Job::RUNNING && job.moves_to.empty()) job.sent_elsewhere = false;
@@ -213,9 +216,6 @@ void JobTable::Transition(JobState& job, v1::Job::State to, const std::string& m
     finishing_.erase(job.name());
     put_away_.insert(job.name());
     job.job().clear_seconds_left();
-    if (job.job().has_start_time()) {
-      ended_lately_.Add(options_.LabelGroup(job.job().labels()), turn_.now_us() / 1e6);
-    }
     job.metrics.clear();
     job.evaluation = {};
     job.pace.Clear();

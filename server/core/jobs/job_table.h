@@ -125,7 +125,7 @@ class JobTable {
   void Offer(JobState& job) { queue_.Offer(job); }
   void Arrange(std::vector<JobState*> order) { queue_.Arrange(std::move(order)); }
   // Since this start, as ClusterView has them.
-  std::map<std::string, double> EndedLately() { return ended_lately_.Counts(turn_.now_us() / 1e6); }
+  std::map<std::string, double> LeftLately() { return left_lately_.Counts(turn_.now_us() / 1e6); }
   // As JobQueue has them.
   void Postpone(JobState& job, int64_t until_us) {
     queue_.Postpone(job, until_us);
@@ -214,7 +214,7 @@ class JobTable {
   const GroupTable& groups_;
   Quotas& quotas_;
   JobQueue queue_;
-  planner::EndedLately ended_lately_;
+  planner::LeftLately left_lately_;
 
   // But for those in ended_. Asked for by the thousand in every scheduling turn.
   absl::flat_hash_map<std::string, std::unique_ptr<JobState>> jobs_;

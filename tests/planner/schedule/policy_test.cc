@@ -302,15 +302,15 @@ TEST_CASE("Who has had places lately stands behind who had none, ever less so") 
       View({Group("g", "m", 1, {})}, {Job("a2", 0, 60, "a", 8, 1), Job("b1", 0, 1, "b", 8, 2)});
   view.policy.fair_share = true;
   CHECK(OrderOf(view) == "a2 b1");
-  EndedLately ended;
+  LeftLately ended;
   ended.Add("a", 100);
-  view.ended_lately = ended.Counts(100);
+  view.left_lately = ended.Counts(100);
   CHECK(OrderOf(view) == "b1 a2");
-  CHECK(ended.Counts(100 + EndedLately::kHalvedS) == std::map<std::string, double>{{"a", 0.5}});
-  ended.Add("b", 100 + EndedLately::kHalvedS);
-  view.ended_lately = ended.Counts(100 + EndedLately::kHalvedS);
+  CHECK(ended.Counts(100 + LeftLately::kHalvedS) == std::map<std::string, double>{{"a", 0.5}});
+  ended.Add("b", 100 + LeftLately::kHalvedS);
+  view.left_lately = ended.Counts(100 + LeftLately::kHalvedS);
   CHECK(OrderOf(view) == "a2 b1");
-  CHECK(ended.Counts(100 + 9 * EndedLately::kHalvedS).empty());
+  CHECK(ended.Counts(100 + 9 * LeftLately::kHalvedS).empty());
 }
 
 // One after another, as each that is taken counts against its label group.

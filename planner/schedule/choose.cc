@@ -31,6 +31,13 @@ class Chooser {
       const bool is_kept = !own.empty() && own != idle.worker->name && lookahead.AnyNeedsSeveral();
       (robbed_[idle.worker_kind] || is_kept ? needed_ : free_).push_back(i);
     }
+    if (job_.job->trained_on.empty() || job_.job->company_max > 0) return;
+    for (const IdleWorker& idle : round.idle) {
+      if (idle.worker->name == job_.job->trained_on) own_kind_ = idle.worker_kind;
+    }
+    for (const GroupState& group : round.groups) {
+      if (group.worker == job_.job->trained_on) own_kind_ = group.worker_kind;
+    }
   }
 
   std::optional<Place> Choose() {
@@ -47,6 +54,7 @@ class Chooser {
     WeighGroups("");
     WeighIdle();
     if (best_ && best_->group) WeighEmpty();
+    if (!best_ && std::exchange(own_kind_, std::nullopt)) WeighGroups("");
     return best_;
   }
 
@@ -61,7 +69,7 @@ class Chooser {
         continue;
       }
       const auto shape = ShapeToJoin(round_.sizes, group, job_.job_class, job_.job->resumes);
-      if (!shape || round_.Ahead(group) != nullptr ||
+      if (!shape || round_.Ahead(group) != nullptr || (name.empty() && IsNeededByOthers(group)) ||
           !round_.Helps(group, *shape, *job_.job, job_.work)) {
         continue;
       }
@@ -73,6 +81,12 @@ class Chooser {
       Offer({.group = g, .shape = *shape, .raise_s = raise_s},
             {0, shape->device.kind != DeviceKind::kCuda, -group.budget_bytes, group.worker});
     }
+  }
+
+  // The job may go back to its own worker, and the group's may be what another waits for.
+  bool IsNeededByOthers(const GroupState& group) const {
+    return own_kind_ && group.worker != job_.job->trained_on &&
+           lookahead_.AnyNeeds(group.worker_kind, *own_kind_);
   }
 
   bool HasIdle(DeviceKind kind) const {
@@ -178,6 +192,7 @@ class Chooser {
   Lookahead& lookahead_;
   const Waiter& job_;
   const std::vector<bool>& robbed_;  // by kind of worker: others have more need of it
+  std::optional<size_t> own_kind_;   // of the worker that it comes back to; none: any will do
   std::vector<size_t> free_;         // idle workers that it fits,
   std::vector<size_t> needed_;       // and those of them that others have more need of
   std::optional<Place> best_;
@@ -198,6 +213,10 @@ Lookahead::Lookahead(Round& round) : round_(round) {
     const size_t job_class = round.queue[i].job_class;
     if (std::ranges::find(classes, job_class) == classes.end()) classes.push_back(job_class);
     any_needs_several_ |= round.queue[i].needs != nullptr;
+    const bool resumes = round.queue[i].job->resumes;
+    if (!resumes && std::ranges::find(waiting_, job_class) == waiting_.end()) {
+      waiting_.push_back(job_class);
+    }
   }
   next_.resize(positions_.size(), 0);
 }
@@ -208,6 +227,13 @@ bool Lookahead::Asked(const GroupState& group) {
   if (!group.stages.empty()) return !classes.empty();
   return std::ranges::any_of(classes, [&](size_t job_class) {
     return round_.sizes.FitsAlone(job_class, group.worker_kind);
+  });
+}
+
+bool Lookahead::AnyNeeds(size_t worker_kind, size_t other) const {
+  return std::ranges::any_of(waiting_, [&](size_t job_class) {
+    return round_.sizes.FitsAlone(job_class, worker_kind) &&
+           !round_.sizes.FitsAlone(job_class, other);
   });
 }
 

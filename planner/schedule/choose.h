@@ -26,6 +26,9 @@ class Lookahead {
   bool Asked(const GroupState& group);
   // Whether any job of the queue needs several workers.
   bool AnyNeedsSeveral() const { return any_needs_several_; }
+  // Whether any that does not come back from a group that is formed again could run alone on a
+  // worker of that kind, and on none like `other`.
+  bool AnyNeeds(size_t worker_kind, size_t other) const;
 
  private:
   bool CanJoin(const Waiter& job);
@@ -37,6 +40,7 @@ class Lookahead {
   std::vector<std::vector<size_t>> positions_;   // in the queue, by base model
   std::vector<size_t> next_;                     // the first that is behind, likewise
   std::vector<std::vector<size_t>> classes_of_;  // of the jobs of each base model
+  std::vector<size_t> waiting_;                  // of those that do not resume
   bool any_needs_several_ = false;
   // What was asked last, and the answer.
   std::vector<size_t> classes_, free_;

@@ -33,10 +33,12 @@ namespace lorad::planner {
 //   group, or take another; nor, where times are unknown, joins a group that is being formed in
 //   this round and would get shorter microbatches from it while a worker like that is idle; nor, if
 //   it comes back from a group that is formed again, another worker than it had, which may be kept
-//   for a job of the queue that needs several. A suspect (company_max) has a group formed first, and
-//   whom only that keeps out waits without holding up others; if it is to be alone, and drives out
-//   nobody (below), the group that will be free the soonest drains for it. Recomputed is only what
-//   some job would not fit without even alone;
+//   for a job of the queue that needs several, or joins, while it can go back, a group elsewhere
+//   for whose worker one waits that fits none like its own: they wait for it to drain, and come
+//   after all that come back. A suspect (company_max) has a group formed first, and whom only that
+//   keeps out waits without holding up others; if it is to be alone, and drives out nobody (below),
+//   the group that will be free the soonest drains for it. Recomputed is only what some job would
+//   not fit without even alone;
 // - but has a group without jobs dissolved, rather than have several idle workers one of which has
 //   failed to join others more often than that group's worker;
 // - but has a group without jobs dissolved, rather than join one that has some, where the sum of

@@ -99,6 +99,20 @@ TEST_CASE("A group that is being formed takes those that it will hold; the other
         "wait #1: x (all workers train other base models (m); waits until one is free)\n");
 }
 
+TEST_CASE("Who comes back joins no group for whose worker one waits that fits no other") {
+  WorkerView own = IdleOn("own");
+  own.budget_bytes = BudgetFor(500, {64, 64});
+  QueuedJob back = Steps("x", 1000, 200, 1), waits = Steps("w", 100, 200, 2, "n");
+  back.resumes = true;
+  back.trained_on = "own";
+  waits.longest_sequence = 9000;
+  const GroupView group = Running("g", "fast", {{200, 100}});
+  CHECK(Text(With(Timed({own}, {back}), {group})).find("admit g: x\n") == 0);
+  CHECK(Text(With(Timed({own}, {back, waits}), {group})).find("form own base=m ") == 0);
+  // Where it cannot go back it goes on there.
+  CHECK(Text(With(Timed({}, {back, waits}), {group})).find("admit g: x\n") == 0);
+}
+
 TEST_CASE("An idle worker is left to a base model that has none") {
   struct Case {
     std::string what;

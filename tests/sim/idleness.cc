@@ -21,9 +21,9 @@ constexpr int kQuestions = 3;
 // Jobs that were moved stay for a minimum run. Where that is longer than a history, nobody need move
 // again.
 constexpr int64_t kRunUs = 5'000'000;
-// Who is to go elsewhere leaves at the border of a window, two of which may be under way, and has a
-// save to do: 17 s were seen of seven slow jobs.
-constexpr int64_t kSharedUs = 25'000'000;
+// Who is to go elsewhere leaves as windows end, three of which may have been planned, of a dozen
+// seconds where seven slow jobs share a group; until then nobody sees for whom a worker idles.
+constexpr int64_t kSharedUs = 45'000'000;
 // What a move gains by far, whatever the coordinator's times err by.
 constexpr double kGainS = 15;
 constexpr double kGainShare = 0.3;

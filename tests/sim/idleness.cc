@@ -45,7 +45,7 @@ bool IsSaved(const v1::Job& job) {
 
 // Another job, or an ask, may need several workers: those that it will get idle until it has all.
 bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
-  if (job.queue().why().find("is kept for an ask of ") != std::string::npos) return true;
+  if (job.queue().why().find(" is kept for ") != std::string::npos) return true;
   return std::ranges::any_of(jobs.jobs(), [&](const v1::Job& other) {
     return other.state() == v1::Job::QUEUED && other.base_model() != job.base_model() &&
            ModelNamed(other.base_model()).shape.layers > 1 &&

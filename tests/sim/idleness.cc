@@ -43,9 +43,16 @@ bool IsSaved(const v1::Job& job) {
   return why.ends_with(" is being written") || why.ends_with(" is not free yet");
 }
 
-// Another job, or an ask, may need several workers: those that it will get idle until it has all.
+// Somebody says that the worker is kept for a job, or an ask, that needs several.
+bool IsKept(const v1::Worker& worker, const v1::ListJobsResponse& jobs) {
+  const std::string kept = absl::StrCat("worker ", worker.name(), " is kept for ");
+  return std::ranges::any_of(jobs.jobs(), [&](const v1::Job& job) {
+    return job.queue().why().find(kept) != std::string::npos;
+  });
+}
+
+// Another job may need several workers: those that it will get idle until it has all.
 bool AreKept(const v1::Job& job, const v1::ListJobsResponse& jobs) {
-  if (job.queue().why().find(" is kept for ") != std::string::npos) return true;
   return std::ranges::any_of(jobs.jobs(), [&](const v1::Job& other) {
     return other.state() == v1::Job::QUEUED && other.base_model() != job.base_model() &&
            ModelNamed(other.base_model()).shape.layers > 1 &&
@@ -111,7 +118,7 @@ void Idleness::Compare(const Seen& seen) {
     if (!IsThere(worker)) continue;
     // A rest may take a minute, and what it holds alone waits for that; that it ends, the end of the
     // history shows.
-    if (!worker.resting().empty() || !MayTrain(worker, seen.cluster)) {
+    if (!worker.resting().empty() || !MayTrain(worker, seen.cluster) || IsKept(worker, seen.jobs)) {
       busy_.push_back(&worker);
       continue;
     }

@@ -21,9 +21,7 @@ constexpr int kQuestions = 3;
 // Jobs that were moved stay for a minimum run. Where that is longer than a history, nobody need move
 // again.
 constexpr int64_t kRunUs = 5'000'000;
-// Who is to go elsewhere leaves as windows end, three of which may have been planned, of a dozen
-// seconds where seven slow jobs share a group; until then nobody sees for whom a worker idles.
-constexpr int64_t kSharedUs = 45'000'000;
+constexpr int64_t kSharedUs = 15'000'000;
 // What a move gains by far, whatever the coordinator's times err by.
 constexpr double kGainS = 15;
 constexpr double kGainShare = 0.3;

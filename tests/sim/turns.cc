@@ -9,9 +9,6 @@ namespace {
 // What is decided before a job waits is carried out a while later: a checkpoint is written, a group
 // is cut.
 constexpr int64_t kDecidedUs = 10'000'000;
-// Who trains elsewhere leaves as windows end, three of which may have been planned, of a dozen
-// seconds where seven slow jobs share a group.
-constexpr int64_t kLeavesUs = 45'000'000;
 // Who waits is seen to a second, and by two questions.
 constexpr int64_t kSeenUs = 2'000'000;
 
@@ -51,7 +48,6 @@ void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
       const auto waits = first.find(known.worker);
       // Who comes back was cut there.
       if (last == known.worker || waits == first.end()) continue;
-      if (!has_waited && now_us - waits->second->waited_since_us < kLeavesUs) continue;
       const int64_t since_us = waits->second->waited_since_us + kSeenUs;
       const std::string other = sent_for(name);
       if (!other.empty() && known_[other].waited_since_us <= since_us) continue;

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 #include <memory>
+#include <optional>
 
 #include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
@@ -132,10 +133,13 @@ void Idleness::Compare(const Seen& seen) {
   turns_.Look(
       site_.now_us(), seen.workers, seen.cluster, seen.jobs,
       [this](const v1::Worker& worker, const v1::Job& job) { return HaveRoom({&worker}, job); },
-      [this](const std::string& job) { return site_.SentFor(job); });
+      [this](const std::string& job) { return site_.LastMove(job); });
 }
 
-bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen) const {
+bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen,
+                         const Moves& moves) const {
+  const auto comes = [&](const auto& move) { return move.second.to == free.group(); };
+  if (!free.group().empty() && std::ranges::any_of(moves, comes)) return false;
   const auto worker =
       std::ranges::find(seen.workers.workers(), group.workers(0), &v1::Worker::name);
   const auto times = std::ranges::find_if(seen.cluster.times(), [&](const auto& one) {
@@ -147,6 +151,7 @@ bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const S
   }
   planner::Crew crew;
   for (const std::string& name : group.jobs()) {
+    if (moves.contains(name)) continue;
     const auto job = std::ranges::find(seen.jobs.jobs(), name, &v1::Job::name);
     // Evaluations have others train beside them, and by how much is the policy's to say.
     if (job == seen.jobs.jobs().end() || job->state() != v1::Job::RUNNING ||
@@ -175,11 +180,36 @@ bool Idleness::IsCrowded(const v1::Group& group, const v1::Worker& free, const S
   return false;
 }
 
+Idleness::Moves Idleness::PendingMoves(const v1::ClusterStatus& cluster) {
+  Moves moves;
+  Since since_us;
+  for (const v1::Group& group : cluster.groups()) {
+    for (const std::string& job : group.jobs()) {
+      const auto move = site_.LastMove(job);
+      if (!move || !move->pending) continue;
+      moves[job] = *move;
+      const auto before = since_sent_us_.find(job);
+      since_us[job] = before == since_sent_us_.end() ? site_.now_us() : before->second;
+      INFO(job << " is to leave " << group.name() << " for " << move->to << " since "
+               << since_us[job] << " us");
+      REQUIRE(site_.now_us() - since_us[job] < kAnswersUs);
+    }
+  }
+  since_sent_us_ = std::move(since_us);
+  return moves;
+}
+
 void Idleness::CompareShared(const Workers& free, const Seen& seen) {
   Since since_us;
+  std::optional<Moves> moves;
   for (const v1::Group& group : seen.cluster.groups()) {
     if (group.workers_size() != 1 || group.jobs_size() < 2) continue;
-    const auto gains = [&](const v1::Worker* worker) { return IsCrowded(group, *worker, seen); };
+    const auto gains = [&](const v1::Worker* worker) {
+      if (!IsCrowded(group, *worker, seen, moves.value_or(Moves()))) return false;
+      // What was sent is read where it matters alone.
+      if (!moves) moves = PendingMoves(seen.cluster);
+      return IsCrowded(group, *worker, seen, *moves);
+    };
     const auto beside = std::ranges::find_if(free, gains);
     if (beside == free.end()) continue;
     const auto before = since_shared_us_.find(group.name());
@@ -188,6 +218,7 @@ void Idleness::CompareShared(const Workers& free, const Seen& seen) {
                        << " us beside " << (*beside)->ShortDebugString());
     REQUIRE(site_.now_us() - since_us[group.name()] < kSharedUs + 2 * minimum_run_us_);
   }
+  if (!moves) since_sent_us_.clear();
   since_shared_us_ = std::move(since_us);
 }
 

@@ -3,7 +3,8 @@
 // 0025). For a moment that may be: a checkpoint is being written, the news is on its way, or a
 // group that answers is being cut. For longer it may not, unless they are kept for one that needs
 // more of them. And whether they idle beside jobs that share another worker of their kind and would
-// end much earlier if one of them were theirs: nothing may keep these there but a minimum run.
+// end much earlier if one of them were theirs: nothing may keep these there but a minimum run. Who
+// was sent elsewhere leaves when the windows that were begun have ended, and has a bound of its own.
 #pragma once
 
 #include <cstdint>
@@ -38,13 +39,19 @@ class Idleness {
   void Compare(const Seen& seen);
   void Compare(const Workers& free, const v1::ListJobsResponse& jobs, int64_t us_max,
                Since* since_before_us);
-  // Of the workers of a group, the jobs that would end much earlier beside that free one.
-  bool IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen) const;
+  // Those that have not left yet, by job.
+  using Moves = std::map<std::string, Site::Move>;
+  // Of the workers of a group, the jobs that stay would end much earlier beside that free one, to
+  // which none was sent.
+  bool IsCrowded(const v1::Group& group, const v1::Worker& free, const Seen& seen,
+                 const Moves& moves) const;
+  Moves PendingMoves(const v1::ClusterStatus& cluster);
   void CompareShared(const Workers& free, const Seen& seen);
   void Forget() {
     since_us_.clear();
     since_answering_us_.clear();
     since_shared_us_.clear();
+    since_sent_us_.clear();
   }
   bool HaveRoom(const Workers& idle, const v1::Job& job);
   bool FindRoom(const Workers& idle, const v1::Job& job) const;
@@ -58,7 +65,8 @@ class Idleness {
   int64_t looked_us_ = 0;
   Since since_us_;            // jobs that wait beside workers in no group,
   Since since_answering_us_;  // or beside such as idle in a group or only answer
-  Since since_shared_us_;     // groups whose jobs share a worker beside either
+  Since since_shared_us_;     // groups whose jobs share a worker beside either,
+  Since since_sent_us_;       // and meanwhile jobs that were sent elsewhere
   Turns turns_;
   const int64_t minimum_run_us_;
 };

@@ -215,6 +215,7 @@ void Site::StartCoordinator() {
     failed_starts_++;
     return Die(death_.value_or(Death::kKill));
   }
+  revision_of_start_ = process_->revisions.newest();
   if (!disk_is_ill()) promises_.CheckKept(store(), files_);
   for (const auto& worker : workers_) {
     if (!worker->running()) worker->Start();

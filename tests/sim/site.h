@@ -63,8 +63,13 @@ class Site final : public server::Sinks, public CoordinatorSide {
   // The request for a dataset of so many rows of at most so many tokens; its upload is written now.
   absl::StatusOr<server::CreateDataset> DatasetRequest(const std::string& name, int64_t rows,
                                                        int64_t longest_max = kShortRow);
-  // For which job that one left its last group for another; empty: it did not.
-  std::string SentFor(const std::string& job);
+  // That its coordinator sent the job from a group to another, the last time.
+  struct Move {
+    int64_t decided_us = 0;
+    std::string to, for_job;  // for which it makes room, if for one
+    bool pending = false;     // it has not left yet, and the coordinator was not started since
+  };
+  std::optional<Move> LastMove(const std::string& job);
   int64_t LongestRowOf(const v1::Job& job) const;
   server::RegisterModel ModelRequest(const std::string& name);
   // Not kept by the coordinator's death: a service's own file, or directory of such.
@@ -247,6 +252,7 @@ class Site final : public server::Sinks, public CoordinatorSide {
   std::unique_ptr<Process> process_;
   int64_t life_ = 0;
   int64_t stopped_life_ = -1;
+  int64_t revision_of_start_ = 0;  // the newest when the coordinator was started
   bool wake_due_ = false;
   std::optional<Death> death_;  // how the process ends when it does
   int64_t steps_to_death_ = -1;

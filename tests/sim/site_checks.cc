@@ -1,4 +1,6 @@
 // What must hold in a site, whatever has happened to it.
+#include <google/protobuf/util/time_util.h>
+
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdio>
@@ -15,6 +17,7 @@
 namespace lorad::sim {
 
 using namespace server;  // NOLINT: the site is the server's, simulated
+using google::protobuf::util::TimeUtil;
 
 // A watcher that comes back after every death: it sees each revision once, in their order.
 void Site::CheckTurn() {
@@ -93,21 +96,36 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
   followed_[revision.job] = message.job();
 }
 
-std::string Site::SentFor(const std::string& job) {
+std::optional<Site::Move> Site::LastMove(const std::string& job) {
   v1::ListEventsRequest request;
   request.set_job(job);
   request.set_page_size(1000);
   const auto told = ReadEvents(store(), request);
-  std::string sent_for;
-  if (!told.ok()) return sent_for;
+  std::optional<Move> move;
+  if (!told.ok()) return move;
   for (const v1::Event& event : told->events()) {
+    const bool decided = event.reason() == "MOVED";
+    const bool leaves = event.reason() == "STATE_CHANGED" && !IsPlaced(event.to_state());
+    if (!decided && !leaves) continue;
+    // "moves from G to H: it makes room for J", as it is decided and again as it leaves; where it
+    // has not run in G yet, as it leaves alone.
     const std::string& why = event.message();
-    if (event.reason() != "STATE_CHANGED" || event.to_state() != v1::Job::QUEUED) continue;
-    const bool sent =
-        why.starts_with("moves from ") && why.find(": it makes room for ") != std::string::npos;
-    sent_for = sent ? why.substr(why.rfind(' ') + 1) : "";
+    if (!decided && !why.starts_with("moves from ")) {
+      move.reset();
+      continue;
+    }
+    if (!move || !move->pending) {
+      move.emplace();
+      move->decided_us = TimeUtil::TimestampToMicroseconds(event.time()) - wall_ahead_us_;
+    }
+    constexpr std::string_view kTo = " to ", kRoom = ": it makes room for ";
+    const size_t to = why.find(kTo) + kTo.size(), end = why.find(": ", to);
+    const bool for_one = why.compare(end, kRoom.size(), kRoom) == 0;
+    move->to = why.substr(to, end - to);
+    move->for_job = for_one ? why.substr(end + kRoom.size()) : "";
+    move->pending = decided && event.revision() > revision_of_start_;
   }
-  return sent_for;
+  return move;
 }
 
 // Who leaves a group that goes on loses no step.

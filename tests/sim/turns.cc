@@ -1,6 +1,8 @@
 #include "tests/sim/turns.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <iterator>
 #include <utility>
 
 namespace lorad::sim {
@@ -14,10 +16,15 @@ constexpr int64_t kSeenUs = 2'000'000;
 
 }  // namespace
 
+int64_t Turns::Known::waited_at_us(int64_t us) const {
+  const auto after = std::ranges::upper_bound(began_us, us + kSeenUs);
+  return after == began_us.begin() ? us : *std::prev(after);
+}
+
 void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
                  const v1::ClusterStatus& cluster, const v1::ListJobsResponse& jobs,
                  absl::FunctionRef<bool(const v1::Worker&, const v1::Job&)> fits,
-                 absl::FunctionRef<std::string(const std::string&)> sent_for) {
+                 absl::FunctionRef<std::optional<Site::Move>(const std::string&)> last_move) {
   if (!hold_) return;
   // By worker that some job fits alone, who has waited for it the longest.
   std::map<std::string, const Known*> first;
@@ -25,10 +32,10 @@ void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
     const auto [entry, is_new] = known_.try_emplace(job.name());
     Known& known = entry->second;
     const bool waited = std::exchange(known.waits, job.state() == v1::Job::QUEUED);
-    if (is_new || (known.waits && !waited)) known.waited_since_us = now_us;
+    if (is_new || (known.waits && !waited)) known.began_us.push_back(now_us);
     if (!known.waits) continue;
     known.has_waited = true;
-    if (now_us - known.waited_since_us < kDecidedUs) continue;
+    if (now_us - known.waited_since_us() < kDecidedUs) continue;
     const v1::Worker* only = nullptr;
     int many = 0;
     for (const v1::Worker& worker : workers.workers()) {
@@ -38,7 +45,8 @@ void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
     }
     if (many != 1) continue;
     const Known*& longest = first[only->name()];
-    if (longest == nullptr || known.waited_since_us < longest->waited_since_us) longest = &known;
+    if (longest == nullptr || known.waited_since_us() < longest->waited_since_us())
+      longest = &known;
   }
   for (const v1::Group& group : cluster.groups()) {
     for (const std::string& name : group.jobs()) {
@@ -48,15 +56,21 @@ void Turns::Look(int64_t now_us, const v1::ListWorkersResponse& workers,
       const auto waits = first.find(known.worker);
       // Who comes back was cut there.
       if (last == known.worker || waits == first.end()) continue;
-      const int64_t since_us = waits->second->waited_since_us + kSeenUs;
-      const std::string other = sent_for(name);
-      if (!other.empty() && known_[other].waited_since_us <= since_us) continue;
-      INFO(name << " came to " << known.worker << " at " << now_us << " us from '" << last
+      const int64_t since_us = waits->second->waited_since_us() + kSeenUs;
+      if (has_waited && known.waited_since_us() <= since_us) continue;
+      // It was sent here before, or for one that waits longer, and its last window took its time.
+      const auto move = last_move(name);
+      if (move && move->to == group.name() && move->decided_us <= since_us) continue;
+      if (move && !move->for_job.empty() &&
+          known_[move->for_job].waited_at_us(move->decided_us) <= since_us) {
+        continue;
+      }
+      FAIL(name << " came to " << known.worker << " at " << now_us << " us from '" << last
                 << (has_waited ? "', having waited" : "', not having waited") << " since "
-                << known.waited_since_us << " us, sent for '" << other
+                << known.waited_since_us() << " us, sent at " << (move ? move->decided_us : -1)
+                << " us for '" << (move ? move->for_job : "")
                 << "'; a job that fits it alone waits since " << since_us << " us:\n"
                 << jobs.DebugString());
-      REQUIRE((has_waited && known.waited_since_us <= since_us));
     }
   }
 }

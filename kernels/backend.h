@@ -13,8 +13,8 @@
 // - Rows: the bits of a row do not depend on other sequences, on its place in the microbatch, on
 //   how many rows there are, or on the number of threads. Masks are selects: a NaN stays in its own
 //   sequence (and its slot's gradients).
-// - One thread calls a backend. Breaking a REQUIRES is a bug of the caller and ends the process (a
-// CHECK).
+// - One thread calls a backend. Breaking a REQUIRES is a bug of the caller and ends the process (an
+//   assert, which release builds keep: .bazelrc).
 //
 // A Backend holds no model: frozen weights are Linear handles, adapters an AdapterTable, a
 // microbatch a Batch.

@@ -105,7 +105,7 @@ constexpr int64_t LogitFloats(int64_t capacity_tokens, int64_t vocabulary) {
 
 // What the memory of a group's stage is planned for, whoever will be in it.
 struct GroupShape {
-  int64_t capacity_tokens = 0;   // of a microbatch
+  int64_t capacity_tokens = 0;   // the most of a microbatch (planner::CapacityFor)
   int64_t longest_sequence = 0;  // at most capacity_tokens
   DeviceShape device = {};       // the engine asks its backend instead
   Recomputation recomputation = Recomputation::kProducts;

@@ -24,10 +24,11 @@ struct WorkerView {
   std::string name;
   int64_t budget_bytes = 0;
   DeviceShape device = {};
-  bool idle = false;              // in no group, ready to form one
-  int64_t microbatch_tokens = 0;  // of a group formed on it; 0: ClusterView's
-  std::string device_name = {};   // "NVIDIA H100"; workers of one name are of one kind, and
-  double slowness = 1;            // it takes so many times as long as its kind does by `times`
+  bool idle = false;  // in no group, ready to form one
+  // What the capacity of a group formed on it is to be, at least (CapacityFor); 0: ClusterView's.
+  int64_t microbatch_tokens = 0;
+  std::string device_name = {};  // "NVIDIA H100"; workers of one name are of one kind, and
+  double slowness = 1;           // it takes so many times as long as its kind does by `times`
   // The base model whose weights it still holds, so that a group of it forms at once; empty: none.
   std::string loaded_base_model = {};
   // The stages of one group are on workers of one numerics id and one transport, and had better be

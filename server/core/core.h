@@ -21,9 +21,10 @@ namespace lorad::server {
 
 class Core {
  public:
-  // Takes up the stored state; every live job waits in the queue again, to go on from its newest
-  // checkpoint. The effects are carried out before any event is applied. DATA_LOSS where a record
-  // cannot be read.
+  // Takes up the stored state. A job whose group may come back stays in it
+  // (docs/adr/0028-groups-are-found-again.md); every other one that had a place waits in the queue
+  // again, to go on from its newest checkpoint. The effects are carried out before any event is
+  // applied. DATA_LOSS where a record cannot be read.
   static absl::StatusOr<std::unique_ptr<Core>> Create(const CoreOptions& options,
                                                       StoredState stored, Moment now,
                                                       std::vector<Effect>* effects);

@@ -138,11 +138,11 @@ class Core::State {
   bool FitsNowhere(const GuestContent& content, int64_t longest_tokens,
                    const std::vector<planner::WorkerView>& workers) const;
   static absl::Status NoWorkerFits(const GuestContent& content, int64_t tokens);
-  // What the guest is to have room for, lest a group is formed again for each longer prompt.
+  // The tokens to have room for: so many that not each longer prompt has a group formed again.
   int64_t RoomyTokens(const GuestContent& content, const AnswerRoom& room,
                       const std::vector<planner::WorkerView>& workers) const;
   void OnGenerated(const worker::v1::Generated& generated);
-  // Those that are made with what has gone end.
+  // Ends the generations that are made with such contents, as what they need has gone.
   void EndGenerations(absl::FunctionRef<bool(const GuestContent&)> of, const std::string& what);
   // The next tokens of its guests' answers, beside what `input` trains.
   void AddGenerations(const GroupState& group, PlanInput* input);
@@ -158,52 +158,51 @@ class Core::State {
   void AddClaims(planner::ClusterView* view);
   // Cuts groups that only answer for who could have their workers; these leave the view.
   void MakeWay(planner::ClusterView* view);
-  // Of the view's jobs, and of guests in whose way nobody would wait who does not without them.
+  // Decides for the queue, and for guests if no job waits that would not wait without them.
   std::vector<planner::Decision> Decide(planner::ClusterView view);
-  // Guests of which the decisions leave open whether they have a place; the others say why.
+  // Returns the guests that may still have a place beside these decisions; the others say why not.
   std::vector<Guest*> WithoutPlace(const planner::ClusterView& view,
                                    const std::vector<planner::Decision>& of_queue);
-  // Those that wait and fit none of them, once no other worker is on its way, end.
+  // Ends guests that wait and fit none of these, once no other worker is expected.
   void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_queue) const;
-  // It waits, or none of its workers is drained or rests: else it might stay for ever.
+  // Whether more may be asked of it. Not on a worker that rests or is drained: it might never leave.
   bool TakesMore(const Guest& guest) const;
-  // Guests among the jobs that a decision names.
+  // Puts the guest or the job of that name, as decisions name both, into the group.
   void JoinAny(GroupState& group, const std::string& name);
   void SayWhy(const std::string& name, const std::string& why);
   // What is next for a member that is a guest: its load, or the end of its slot.
   void PlanGuest(const std::string& name, Member& member, PlanInput* input);
-  // Those whose answers have ended, and that have no slot to free.
+  // Ends members that were guests, and have no slot to free.
   void EndGuests(GroupState& group);
 
-  // ---- rows.cc ----
+  // ---- rows.cc, estimates.cc ----
   void On(uint64_t request, const EstimateJob& content);
   void OnRows(const RowsChecked& checked);
-  // The tokens of a job whose rows are known are gone: they are checked again, and it waits in the
-  // queue until they are there.
+  // Has the rows of a queued job checked again, as their tokens are gone; it waits meanwhile.
   void ReadRowsAgain(JobState& job);
   void TakeRows(JobState& job, const absl::Status& status);
   void AskAgain(const std::string& key, const absl::Status& status);
-  // The rows are good, and the job can ever fit; fills in what follows from them.
+  // Fills in what follows from the rows. Errors: they are not good, or the job can never fit.
   absl::Status AcceptRows(records::JobRecord& record, v1::JobError* error) const;
-  // Other workers may still be on their way, those of one start above all: until then nobody is
-  // judged by what there is.
+  // Whether no worker there is holds the job, by that error, and others may still be on their way.
   bool MayFitLater(const v1::JobError& error) const;
   int64_t JudgedFromUs() const;
   void SettleJob(JobState& job);
-  // One that read them again goes on waiting for its place.
+  // Lets a job that has read them again wait for its place.
   void GoOnWithRows(JobState& job);
   void FailRows(JobState& job, const v1::JobError& error);
-  // The content, of a live job that is named so if it has a name.
+  // In estimates.cc, as is On(EstimateJob):
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
+  // Fills in the job that the content names, if it names one. An error where it is not live.
   absl::Status FindLive(EstimateJob* content) const;
-  // Of each worker, for a job of that name (empty: none yet).
+  // Adds what the job takes on each worker; `job`: its name, empty where it has none yet.
   void AddMemory(const std::string& job, const planner::QueuedJob& queued,
                  v1::JobEstimate* estimate) const;
   std::optional<planner::Placement> AddStages(const planner::QueuedJob& queued,
                                               v1::JobEstimate* estimate) const;
-  // Estimates that waited for a worker: one has connected, or they have waited long enough.
+  // Answers estimates that waited for a worker: one has come, or they have waited long enough.
   void AnswerEstimates();
 
   // ---- forecasts.cc ----
@@ -211,10 +210,10 @@ class Core::State {
   void ForecastIfDue();
   void Forecast();
   void TakeForecast(JobState& job, const planner::Foreseen* foreseen);
-  // As things stand now, of a job that is not live yet as if it came; or why there is none.
+  // Adds when the job starts and ends, as if it came now if it is new; or why that is unknown.
   void AddForecast(const JobState& job, v1::JobEstimate* estimate);
   JobForecast ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const;
-  // The job starts, or has succeeded, now.
+  // Holds against its first forecast that the job starts, or has succeeded, now.
   void NoteStart(JobState& job);
   void NoteEnd(const JobState& job);
   // What was foreseen of the job is void: its user has changed what it rests on.
@@ -246,11 +245,11 @@ class Core::State {
   void Tick();
   // A coordinator that stood still cannot say who was silent meanwhile: all get their time back.
   void RenewLeases(int64_t late_us);
-  // What the group's workers were asked and have not said yet; nothing where that is theirs to say.
+  // What the group's workers owe, and for how long; empty where that is nothing, or it returns.
   std::optional<Asked> AskedOf(const GroupState& group);
   void LoseWorker(WorkerState& worker, const std::string& why, Loss loss);
   void CloseWorker(WorkerState& worker, const std::string& why, Loss loss = Loss::kAnybodys);
-  // It said what does not fit: it is closed, and whoever comes by its name rests.
+  // Closes a worker that said what does not fit, and lets whoever comes by its name rest.
   void CloseLiar(WorkerState& worker, const std::string& what);
   // Never forgotten before its group is gone.
   WorkerState& WorkerOf(const StageState& stage) { return cluster_.At(stage.worker); }
@@ -264,15 +263,15 @@ class Core::State {
   void ForgetPace(GroupState& group);  // nobody knows how fast it and its jobs go on
 
   // ---- passing.cc ----
-  // The job has met this failure, which is our own finding: it is postponed where that passes, else
-  // FAILED by its kind (failures.h). A worker's word alone fails no job: Postpone. REQUIRES, here
-  // and below: it is live and not CANCELLING.
+  // Postpones the job for a failure that we found ourselves and that passes, else fails it by its
+  // kind (failures.h). A worker's word alone fails no job: Postpone. REQUIRES, here and below: it
+  // is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
-  // By the worker's word the group, or the slot, needs more memory than was counted.
+  // Takes a worker's word that the group, or the slot, needs more memory than was counted.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
-  // The job waits, queued or for its rows, and is not tried before its back-off has passed: `first_ms`
-  // (0: postpone_ms), twice as long each time until progress. The caller has it leave its group.
+  // Lets the job wait, queued or for its rows, until its back-off has passed: `first_ms` (0:
+  // postpone_ms), twice as long each time until progress. The caller has it leave its group.
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms = 0);
   // The same, for so long.
@@ -284,11 +283,11 @@ class Core::State {
   // ---- placing.cc ----
   void Schedule();
   int64_t SecondsSince(int64_t us) const;
-  // A job that asks where it would be alone, its rows at most so long. `job` gives model and adapter.
+  // The view of a job that asks where it would be alone; `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
   static planner::QueuedJob Alone(const ModelState& model, const std::string& base_model,
                                   int64_t longest_tokens, planner::AdapterShape adapter);
-  // The stages that such a job would have on these workers, fitting them or lacking the least.
+  // The stages that such a job would have, fitting these workers or lacking the least; or none.
   std::optional<planner::Placement> StagesAlone(
       const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;
   planner::QueuedJob Queued(const JobState& job, const ModelState& model) const;
@@ -296,7 +295,7 @@ class Core::State {
   // Of the queue a decision looks at some (job_queue.h).
   enum class Waiting { kThoseLookedAt, kAll };
   planner::ClusterView ClusterOf(Waiting waiting, const JobState* newcomer = nullptr);
-  // The job, which leaves its group for another one, has its room there already.
+  // Adds the job to the group that it moves to: it has its room there already.
   void AddComing(const JobState& job, planner::ClusterView* view) const;
   // Of the base model on every connected worker's device.
   void AddTimes(const std::string& base_model, planner::ClusterView* view);
@@ -330,7 +329,7 @@ class Core::State {
   int32_t VocabularyOf(const std::string& base_model) const {
     return static_cast<int32_t>(catalog_.Model(base_model).shape->vocabulary);
   }
-  // Without members yet.
+  // Forms a group, which has no members yet.
   GroupState& FormGroup(const planner::Decision& decision);
   worker::v1::FormGroup OrderToForm(const GroupState& group, size_t number) const;
   void OnGroupFormed(GroupState& group, StageState& stage, const worker::v1::GroupFormed& formed);
@@ -340,22 +339,22 @@ class Core::State {
   void OnGroupFailed(GroupState& group, StageState& stage, const worker::v1::GroupFailed& failed);
   void Break(GroupState& group, StageState& stage, const std::string& message);
   void EndBroken(GroupState& group);
-  // Groups of before this start (docs/adr/0028-groups-are-found-again.md). At the end of a turn the
-  // records of those whose workers would outlive us are as they are;
+  // Groups of before this start: docs/adr/0028-groups-are-found-again.md.
+  // Makes the records of groups whose workers outlive us what these groups are.
   void StoreGroups();
   std::string RecordOf(const GroupState& group) const;
-  // at the next start they wait for their workers,
+  // Takes stored groups up at a start: they wait for their workers.
   void TakeUpGroups();
   bool TakeUp(const records::GroupRecord& record);
-  // each of which says what it holds. Null: that is not what is awaited, or nothing is.
+  // The group that awaits this worker; null where none does, or the worker holds something else.
   GroupState* FindReturning(const WorkerState& worker, const worker::v1::Hello& hello);
   worker::v1::Welcome WelcomeBack(const GroupState& group, const StageState& stage) const;
-  // It has been welcomed. Once all are back the group is cut.
   void SendWindowsAgain(const GroupState& group, const StageState& stage);
+  // Notes that the stage's worker is back; cuts the group once all are.
   void OnReturned(GroupState& group, StageState& stage);
-  // Its jobs go on from their checkpoints, and its workers let go of it.
+  // Has its workers let go of it; its jobs go on from their checkpoints.
   void GiveUpReturn(GroupState& group, const std::string& why);
-  // Of all that still wait.
+  // Gives up all that still wait.
   void EndReturns(const std::string& why);
 
   // ---- rations.cc ----
@@ -381,10 +380,10 @@ class Core::State {
   std::string ContentOf(const v1::Job& job) const;
   LoadUnit LoadOf(GroupState& group, JobState& job);
   void OnPlanned(const Planned& planned);
-  // To each stage its own, and what is awaited of it from then on.
+  // Sends each stage its own, and keeps what is awaited of it from then on.
   void SendWindow(GroupState& group, const StageWindows& windows);
   void LoseRows(GroupState& group, const UnitFailure& failure);
-  // What of the windows at hand is dropped, and what is awaited of them still.
+  // Drops what the answer says of the windows at hand, and awaits the rest.
   void OnCutAnswer(GroupState& group, const worker::v1::CutAnswer& answer);
 
   // ---- reports.cc ----
@@ -412,14 +411,14 @@ class Core::State {
   void On(uint64_t request, const ShardUploaded& content);
   void On(uint64_t request, const v1::DeleteCheckpointRequest& content);
   void OnWritten(const CheckpointWritten& written);
-  // Its newest checkpoint is given up: it goes on from the one before it. REQUIRES: it is QUEUED.
+  // Gives its newest checkpoint up, for the one before it. REQUIRES: it is QUEUED.
   void LoseCheckpoint(JobState& job, const std::string& reason, const std::string& why);
   // Takes, refuses or sends back what was kept back, as soon as it is clear which.
   void AnswerKeptShards(GroupState& group);
   void CommitIfWhole(GroupState& group, const std::string& job, int64_t step);
   bool IsPassedBy(const GroupState& group, const KeptShard& shard);
   void Commit(const std::vector<KeptShard>& shards, JobState& job, int64_t tokens);
-  // What the job's settings let go, and nobody uses, goes; what is used is looked at again.
+  // Drops what the job's settings let go and nobody uses; what is used is looked at again.
   void DropCheckpoints(JobState& job);
   void DropAgain();
   void RemoveCheckpoint(JobState& job, int64_t step);
@@ -430,42 +429,42 @@ class Core::State {
   void SendAgain(uint64_t request, const ShardUploaded& content);
 
   // ---- departures.cc ----
-  // The job leaves its group at the next border: saved at its last step, its slot freed. It is
+  // Has the job leave its group at the next border: saved at its last step, its slot freed. It is
   // QUEUED then, or PAUSED. Its neighbours go on. REQUIRES: it is placed.
   void Depart(JobState& job, const std::string& why, bool resumes);
   // Whether it may leave its group alive: it has work to do elsewhere.
   static bool MayDepart(const JobState& job) {
     return job.state() == v1::Job::PREPARING || job.state() == v1::Job::RUNNING;
   }
-  // It departs at once, and waits again: its group is cut, and until `for_job` has its first unit no
-  // other job of the group gets one.
+  // Has it depart at once: its group is cut, and until `for_job` has its first unit no other job of
+  // the group gets one.
   void Evict(JobState& job, const std::string& for_job);
-  // It departs at a border, and goes on in another group, which is formed meanwhile (kReplace).
+  // Has it depart at a border, for another group, which is formed meanwhile (kReplace).
   void Move(JobState& job, const planner::Decision& decision);
   void EndUrgency(GroupState& group);
-  // It goes on in its group, or if it must leave that, elsewhere. REQUIRES: it is PAUSING.
+  // Lets it go on in its group, or elsewhere if it must leave that. REQUIRES: it is PAUSING.
   void StopPausing(JobState& job, const std::string& why);
   // A PAUSED job waits for its rows, or for a place, again.
   void Requeue(JobState& job, const std::string& why);
   // What is next for one that departs: its save, or the end of its slot.
   void PlanDeparture(const std::string& name, Member& member, PlanInput* input);
-  // Those who depart, or have left, and whose slot was never asked for.
+  // Ends members that depart, or have left, and whose slot was never asked for.
   void EndUnloaded(GroupState& group);
-  // It trains what is at hand, and nothing more. REQUIRES: it has trained a step, and is not ending.
+  // Lets it train what is at hand, and no more. REQUIRES: it has trained a step, and is not ending.
   void Finish(JobState& job);
   void EndFinished();  // those that wait, and are saved at their finish_step
-  // It is to be cancelled, and its last step can still be saved, and is not yet.
+  // Whether it is to be cancelled, and its last step can still be saved, and is not yet.
   bool SavesLast(const GroupState& group, const Member& member, const JobState& job) const;
-  // Those that are cut out of the group, and have nothing to save.
+  // Ends CANCELLING jobs that have been cut out of the group, and have nothing to save.
   void EndCancelled(const GroupState& group);
   void On(uint64_t request, const v1::DrainWorkerRequest& content);
   void On(uint64_t request, const v1::UndrainWorkerRequest& content);
   std::string WhyDrained(const GroupState& group) const;
-  // All that may leave the drained worker's group.
+  // Has all depart that may leave the drained worker's group.
   void Drain(GroupState& group);
 
   // ---- contents.cc ----
-  // A worker could not load what the job's slot starts from: the job waits until we have read it.
+  // Lets the job wait until we have read what its slot starts from: a worker could not load it.
   void LookAtContent(JobState& job, const std::string& worker, const std::string& reason,
                      const std::string& message);
   void OnContentRead(const ContentRead& read);

@@ -27,11 +27,11 @@ StageRange WholeModel(const storage::ModelDescription& description);
 
 // A stage of a base model with the memory for its microbatches in flight, each in a place of its
 // own. Runs the table of a ModelDescription and knows no family by name. Forward keeps, per block
-// and row, x at the block's
-// entry (H); unless blocks are computed again, of attention: q, k, v after the rotary embedding, or
-// as the product leaves them where they are normed ((N + 2G) D), its output (N D) and lse (N), of an
-// MLP: gate and up (2F), of both what they leave where that is normed (H); if nothing is computed
-// again, the norm's output as well (H a block), the SwiGLU product (F an MLP) and S.
+// and row, x at the block's entry (H); unless blocks are computed again, of attention: q, k, v after
+// the rotary embedding, or as the product leaves them where they are normed ((N + 2G) D), its output
+// (N D) and lse (N), of an MLP: gate and up (2F), of both what they leave where that is normed (H);
+// if nothing is computed again, the norm's output as well (H a block), the SwiGLU product (F an MLP)
+// and S.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
 // a real one takes. The rules, every line rounded up to 64 bytes as one allocation
@@ -40,19 +40,19 @@ StageRange WholeModel(const storage::ModelDescription& description);
 // are float32:
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
-//   rope         P D per distinct RopeSpec of the model, on every stage
-//   activations  k times, per block: T H; unless blocks are computed again attention T (N + 2G) D, T N D,
-//                T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
+//   rope         P D per distinct RopeSpec of the model, on every stage; 2 P D with longrope's second
+//                table (sizes::RopeRows)
+//   activations  k times, per block: T H; unless blocks are computed again attention T (N + 2G) D,
+//                T N D, T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
 //                T LoraSavedColumns
 //   border       T H (x behind the last block); k times where the head reads it again
 //   scratch      three times T H (h, dh, dx), and the largest of: attention T (N + 2G) D + T N D
-//   (dq,
-//                dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's own
-//                forward leaves where blocks are computed again; with the head, logits of
+//                (dq, dk, dv and dout), MLP 2 T F (dy; y, unless it is kept), with what the block's
+//                own forward leaves where blocks are computed again; with the head, logits of
 //                min(kLogitRows, T) rows, float32
 //   loss         with the head: T (log p), k times T H (unit gradient)
-//   transfers    twice T H for each neighbour: what comes next, and what is on its way; on a GPU once
-//                more, which is not of the arena: where it lands (LandingBytes)
+//   transfers    twice T H for each neighbour: what comes next, and what is on its way; on a GPU
+//                once more, which is not of the arena: where it lands (LandingBytes)
 //   workspace    whatever Backend::ReserveWorkspace takes
 // Threads: one.
 class Model {

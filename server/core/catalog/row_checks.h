@@ -1,8 +1,8 @@
 // The rows of datasets, as jobs would train on them: what checks have found, the checks that are
 // under way, and who waits for them (jobs by name, and requests).
 //
-// A check is of one key: dataset, base model, length, what becomes of rows that are longer, what is
-// trained on. Its result serves every job of that key.
+// A check is of one key: dataset, base model, chat template, length, what becomes of rows that are
+// longer, what is trained on. Its result serves every job of that key.
 //
 // Invariants: a request waits in one place; while one waits for rows, a check is under way (each
 // that ends asks all of them again). Names of jobs that wait are those of jobs that are VALIDATING

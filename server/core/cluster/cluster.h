@@ -70,7 +70,8 @@ class Cluster {
   bool MakeRoom();
   // Those that were lost a day ago, by the time that this process has run.
   void ForgetLost();
-  // It is welcomed, by that. REQUIRES: none of its name is connected, and there is room.
+  // Connects the worker, and sends it `welcome`. REQUIRES: none of its name is connected, and there
+  // is room.
   void Connect(uint64_t connection, const worker::v1::Hello& hello,
                worker::v1::Welcome welcome = {});
   void Lose(WorkerState& worker);
@@ -78,10 +79,11 @@ class Cluster {
     worker.group.clear();
     worker.awaited = false;
   }
-  // Not connected, and its lease runs: from when it was heard of, or of before this start from that.
+  // Whether it is not connected and its group waits for it, or no lease has passed since its last
+  // message; since this start, where this process has never heard of it.
   bool IsAwaited(const WorkerState& worker) const;
-  // It is told to end, and has no group: after the next start its name is anybody's, also if it has
-  // not heard that.
+  // Notes that the worker, which has no group, was told to end: after the next start its name is
+  // anybody's, also if it has not heard that.
   void End(WorkerState& worker);
   // Why the process may not have its name yet; empty: it may. One of the name is connected and was
   // heard of just now (it may be the same one, whose broken stream has not been heard of yet), or
@@ -131,18 +133,18 @@ class Cluster {
   int64_t TokensOf(const WorkerState& worker) const;
   // and where that says nothing, as many as are usual on its device.
   int64_t UsualTokens(const WorkerState& worker) const;
-  // On the worker where it leaves the most (the same job needs more memory on one device than on
-  // another), of these on the least slow, or, while there is none, on some CPU. Of the job, here and
-  // below, only model, longest_sequence and adapter count.
+  // The group that the job would have alone, on the worker where it leaves the most memory (the same
+  // job needs more on one device than on another), of these on the least slow, or, while there is
+  // none, on some CPU. Of the job, here and below, only model, longest_sequence and adapter count.
   LoneGroup GroupAlone(const planner::QueuedJob& job) const;
   // The workers as the policy sees them, each as if it were idle; lost ones too.
   std::vector<planner::WorkerView> Views() const;
-  // On that worker; null: some CPU.
+  // The same on that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
 
   // ---- how fast they are (speeds.cc) ----
-  // A microbatch of a group of its own: of that the times of its kind are learned, as far as it is
-  // not slower or faster than these, and how slow it is.
+  // Learns from a microbatch of a group of the worker's own the times of its kind, as far as it is
+  // not slower or faster than these, and how slow the worker is.
   void Observe(const std::string& base_model, const planner::ModelShape& shape, WorkerState& worker,
                int64_t capacity_tokens, const TimedMicrobatch& microbatch);
   // Sets the slowness of all that are connected. To be called at every tick.

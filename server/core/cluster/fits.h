@@ -26,7 +26,7 @@
 
 namespace lorad::server {
 
-// Of a worker as times are learned: those of two of one text together. No worker: some CPU.
+// The key under which times are learned: workers of equal keys share them. Null: some CPU.
 std::string DeviceKeyOf(const WorkerState* worker);
 
 class Fits {
@@ -40,8 +40,8 @@ class Fits {
   void Observe(const std::string& base_model, const planner::ModelShape& shape,
                const WorkerState& worker, int64_t capacity_tokens,
                const TimedMicrobatch& microbatch);
-  // Measured at that capacity, else at the nearest one on such a device, else the prior. The
-  // reference holds until the base model is forgotten.
+  // The times measured at that capacity, else at the nearest one on such a device, else the prior.
+  // The reference holds until the base model is forgotten.
   const planner::TimeModel& TimesOf(const std::string& base_model, const planner::ModelShape& shape,
                                     const WorkerState* worker, int64_t capacity_tokens);
   // Of such a device (DeviceKeyOf), measured at the nearest capacity; null where nothing was.

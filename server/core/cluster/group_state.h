@@ -24,10 +24,10 @@ struct Member {
   enum class Slot { kUnloaded, kLoading, kLoaded, kFreeing };
   Slot slot = Slot::kUnloaded;
   planner::AdapterShape adapter;
-  bool leaving = false;      // gets no more units; its slot is freed by the next window
+  bool leaving = false;      // gets no more units; the next window frees its slot, nothing is saved
   bool load_failed = false;  // on some stage of several
-  // Gets no more units; when those at hand are done its last step is saved, then its slot is freed,
-  // and the job waits again or is PAUSED (departures.cc).
+  // Gets no more units either, but is saved first: when those at hand are done its last step is
+  // saved, then its slot is freed, and the job waits again or is PAUSED (departures.cc).
   bool departing = false;
   bool resumes = false;  // it is queued before others then
   std::string why_departs = {};

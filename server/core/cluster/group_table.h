@@ -41,8 +41,8 @@ class GroupTable {
   // One of before this start (group_records.h). False: its name or its epoch is none, or taken, or one
   // of its workers or jobs is in another group.
   bool TakeUp(GroupState group);
-  // Its record is that now, and its windows at hand have theirs (group_records.h); what is the same
-  // as before is put no second time. Empty: it has none.
+  // Puts the group's record, and those of its windows at hand (group_records.h), where they are not
+  // what they were. Empty: it has none.
   void Store(GroupState& group, std::string record);
   // Hands the group out; it is in the table no more, nor are its records. REQUIRES: it is there.
   GroupState Remove(const std::string& name);
@@ -57,7 +57,8 @@ class GroupTable {
   static void Leave(GroupState* group, const std::string& job);
   // It is a member no more.
   void Erase(GroupState& group, const std::string& job);
-  // The model is of that shape: the bytes of the group and its loaded slots, at their most.
+  // Raises counted_bytes to what the group has now: the bytes that its workers reported, and the
+  // planner's for each loaded slot. (What the engine counts: docs/engine.md, "Planned and counted".)
   static void CountBytes(GroupState& group, const planner::ModelShape& model);
   bool HasMember(const std::string& job) const;
   // Null where no group of that epoch has the job.

@@ -30,7 +30,7 @@ struct WorkerState {
   // Of its process (speeds.cc): its newest microbatches, and when the last of them was;
   Speed speed;
   int64_t measured_us = 0;
-  // planner::WorkerView's, and the last microbatch that others of its kind say it of.
+  // How slow it is beside its kind (planner::WorkerView), and when what that goes by was measured.
   double slowness = 1;
   int64_t compared_us = 0;
   std::string group;

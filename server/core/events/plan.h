@@ -98,8 +98,8 @@ struct PlanInput {
   std::vector<GenerateUnit> generates = {};
 };
 
-// One window as its stages get it: of each the operations that are its own, and of the rows what it
-// needs. Without operations where no unit is left.
+// One window as its stages get it: each has its own operations, and the data of rows that it needs.
+// Without operations where no unit is left.
 struct StageWindows {
   std::vector<worker::v1::Window> stages;
   planner::PlacesInFlight left = {};  // for the window behind it

@@ -123,7 +123,7 @@ class Generations {
   void On(uint64_t request, const EndGeneration& content);
   // Whether the request was a reader's; then its generation ends.
   bool GiveUp(uint64_t request);
-  // Those for which it holds of a guest of theirs end with that status.
+  // Ends, with that status, each generation that has a guest of which `holds` is true.
   void Fail(absl::FunctionRef<bool(const Guest&)> holds, const absl::Status& status);
   // Ends those whose readers have gone.
   void EndUnread();

@@ -1,7 +1,7 @@
 // When the jobs that wait will start, and when all will end, by the time model (ends.h): the policy
 // run ahead on predicted ends. Pure.
 //
-// It follows the rules of schedule.h that decide most of it, and is a hundred times as fast as
+// It follows the rules of Schedule() that decide most of it, and is a hundred times as fast as
 // asking Schedule() at every predicted end: 10,000 jobs that wait for 64 workers take milliseconds.
 // - Groups train in rounds, each of which takes r(S, Q, W) ms (ends.h), and their jobs end in them.
 //   Where it is known how long a group took lately (GroupView::computed_s), its rounds last as many

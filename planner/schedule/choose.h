@@ -1,5 +1,5 @@
 // Where a job goes: the group or the idle worker that raises the sum of all jobs' ends the least.
-// Within the planner only; schedule.h says how it is weighed.
+// Within the planner only; ends.h says how it is weighed.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // How large a group is formed: for one job alone, or with another beside those that it has. Within
-// the planner only; schedule.h says what for.
+// the planner only; docs/planner.md, "Scheduling", says when.
 #pragma once
 
 #include <cstddef>

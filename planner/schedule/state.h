@@ -1,6 +1,6 @@
 // The state that the scheduler's parts and foresight/ share: groups as they will stand once the
-// decisions so far are carried out, and the jobs that wait. Within the planner only; schedule.h
-// says what it is for.
+// decisions so far are carried out, and the jobs that wait. Within the planner only;
+// docs/planner.md, "Scheduling", says what it is for.
 // Everything borrows from the view that is being decided on.
 #pragma once
 

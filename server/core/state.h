@@ -167,7 +167,7 @@ class Core::State {
   void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_queue) const;
-  // Whether more may be asked of it. Not on a worker that rests or is drained: it might never leave.
+  // Whether more may be asked of it: not on a worker that rests or is drained, or it never leaves.
   bool TakesMore(const Guest& guest) const;
   // Puts the guest or the job of that name, as decisions name both, into the group.
   void JoinAny(GroupState& group, const std::string& name);

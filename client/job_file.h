@@ -20,8 +20,9 @@ using EpochFields = std::set<std::string>;
 // TRL and transformers have for the same (client/inputs/job_names.h). All mistakes are found at
 // once and named by field and line: names that no field has (with the nearest that one has), values
 // of another type, fields that only the service sets, keys given twice. Values out of range are the
-// service's to refuse. `file_name` is for the messages. A job as `lora show --json` prints it (it has
-// state, etag and create_time) is read as InputOf has it. Without `by_epoch` no field may be "epoch".
+// service's to refuse. `file_name` is for the messages. A job as `lora show --json` prints it (it
+// has state, etag and create_time) is read as InputOf has it. Without `by_epoch` no field may be
+// "epoch".
 absl::StatusOr<lorad::v1::Job> ParseJob(absl::string_view text, absl::string_view file_name,
                                         JobFormat format = JobFormat::kJson,
                                         EpochFields* by_epoch = nullptr);

@@ -102,8 +102,8 @@ class Backend {
   // Milliseconds from one mark to another; waits for both.
   virtual double MsBetween(int from, int to) = 0;
   // The moment of a mark by the host's clock: exact where operations run in their caller, else as
-  // near as the device's clock can be held to the host's. REQUIRES: WaitFor, of it or of one that was
-  // set after it.
+  // near as the device's clock can be held to the host's. REQUIRES: WaitFor, of it or of one that
+  // was set after it.
   virtual std::chrono::steady_clock::time_point MomentOf(int mark) = 0;
   // Between host memory (dense, rows * columns float32 values) and a tensor of this device, rounded
   // or widened where its type is another. Host memory is read before CopyToDevice returns, and
@@ -215,8 +215,9 @@ class Backend {
   //   out = softmax(s, keys that the query sees) v,  lse = log sum exp of the same s.
   // A query sees the `window` last keys up to its own, or all up to its own where window is 0.
   // q, out [T, N*D]; k, v [T, G*D]; lse [T, N]; out and lse written. No two views overlap (q, k, v
-  // may be columns of one buffer). Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3; windows: Jiang et al.
-  // 2023 (arXiv 2310.06825), section 2; caps: Gemma Team 2024 (arXiv 2408.00118), section 2.
+  // may be columns of one buffer). Dao 2023 (arXiv 2307.08691), sections 3.1 and 2.3; windows:
+  // Jiang et al. 2023 (arXiv 2310.06825), section 2; caps: Gemma Team 2024 (arXiv 2408.00118),
+  // section 2.
   virtual void Attention(const Batch& batch, const AttentionShape& shape, const TensorView& q,
                          const TensorView& k, const TensorView& v, const TensorView& out,
                          const TensorView& lse) = 0;

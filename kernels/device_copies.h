@@ -13,7 +13,8 @@
 namespace lorad::kernels {
 
 // Copies that run one after the other, at their own time but for what Follow and Lead say. The end
-// waits for them. Threads: any, one at a time; Remember and Lead from the one that calls the backend.
+// waits for them. Threads: any, one at a time; Remember and Lead from the one that calls the
+// backend.
 class CopyLane {
  public:
   virtual ~CopyLane() = default;
@@ -22,23 +23,23 @@ class CopyLane {
   virtual void Remember() = 0;
   // Copies from now on wait for the moment that was kept last.
   virtual void Follow() = 0;
-  // Enqueues a copy. Both sides: memory of this device, memory that was opened (OpenedMemory), or an
-  // arena of MakeHostArena.
+  // Enqueues a copy. Both sides: memory of this device, memory that was opened (OpenedMemory), or
+  // an arena of MakeHostArena.
   virtual void Copy(const void* from, void* to, int64_t bytes) = 0;
   // What the backend enqueues from now on waits for all copies so far.
   virtual void Lead() = 0;
   // The host waits for all copies so far.
   virtual void Wait() = 0;
 
-  // What a library that the device's maker has for it enqueues on (CUDA: the cudaStream_t), whose work
-  // then counts as a copy. The device is the calling thread's from then on.
+  // What a library that the device's maker has for it enqueues on (CUDA: the cudaStream_t), whose
+  // work then counts as a copy. The device is the calling thread's from then on.
   virtual void* Queue() = 0;
   // Whether all copies so far are done.
   virtual bool Done() = 0;
 };
 
-// Memory of this device under a name by which others can open it. Whoever has it open keeps it: what
-// they still write when this ends reaches nobody else's memory.
+// Memory of this device under a name by which others can open it. Whoever has it open keeps it:
+// what they still write when this ends reaches nobody else's memory.
 class SharedMemory {
  public:
   virtual ~SharedMemory() = default;

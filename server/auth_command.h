@@ -18,8 +18,8 @@ struct AuthOptions {
   bool replace = false;
 };
 
-// "90d", "12h", "30m", "45s". INVALID_ARGUMENT (INVALID_DURATION) for others, below 10 s and above 50
-// years.
+// "90d", "12h", "30m", "45s". INVALID_ARGUMENT (INVALID_DURATION) for others, below 10 s and above
+// 50 years.
 absl::StatusOr<absl::Duration> ParseValid(const std::string& text);
 
 // These write, and return what is to be printed. Errors: those of credential_files.h,

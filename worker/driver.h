@@ -30,8 +30,8 @@ namespace lorad::worker {
 // for uploads.
 class Driver : public Link::Listener {
  public:
-  // Begins at once. `link` and `bulk` must outlive it; its end closes the link. `open_listener`: for
-  // groups of several stages.
+  // Begins at once. `link` and `bulk` must outlive it; its end closes the link. `open_listener`:
+  // for groups of several stages.
   Driver(CoreOptions options, FormEngine form_engine, OpenListener open_listener, Link* link,
          Bulk* bulk, Clock clock);
   // Waits for the operation in progress.

@@ -13,8 +13,8 @@
 
 namespace lorad::client {
 
-// Whom `source` names: MODEL, or MODEL+ADAPTER (an imported one), else JOB or JOB/STEP (a job's id or
-// its name). Errors: NOTHING_TO_ASK where it names none, NO_NAME, USAGE where a step is written
+// Whom `source` names: MODEL, or MODEL+ADAPTER (an imported one), else JOB or JOB/STEP (a job's id
+// or its name). Errors: NOTHING_TO_ASK where it names none, NO_NAME, USAGE where a step is written
 // otherwise than it is shown ("02"), and those of FindJob and the call.
 absl::Status SetSource(Session& session, const std::string& source, v1::Ask* ask);
 
@@ -30,10 +30,11 @@ struct Answered {
   v1::GenerateResponse::FinishReason finish = v1::GenerateResponse::FINISH_REASON_UNSPECIFIED;
 };
 
-// Makes the call and reads it to its end. `told` hears of each message once the answers have it. The
-// error of the call; GENERATION_CUT_SHORT where it ended before all answers had, DEADLINE_EXCEEDED
-// where that takes longer than `seconds`, NOT_READ where this process was stopped for so long, or
-// read so little, that the daemon gave its answers up. What has come is in `answers` all the same.
+// Makes the call and reads it to its end. `told` hears of each message once the answers have it.
+// The error of the call; GENERATION_CUT_SHORT where it ended before all answers had,
+// DEADLINE_EXCEEDED where that takes longer than `seconds`, NOT_READ where this process was stopped
+// for so long, or read so little, that the daemon gave its answers up. What has come is in
+// `answers` all the same.
 absl::Status Generate(Session& session, const v1::GenerateRequest& request, int seconds,
                       const std::function<void(const v1::GenerateResponse&)>& told,
                       std::vector<Answered>* answers);

@@ -30,8 +30,8 @@ using Fetch =
 // or in `directory`.`tag`.partial (where no sha256 tells files apart, each set has its own tag),
 // which a broken download leaves behind and the next one goes on with; every file's size and sha256
 // are checked and its bytes synced before the folder gets its name. A broken stream is taken up
-// again a few times. `bar` is told what comes. REQUIRES: file names without a path in them. Errors: DIRECTORY_EXISTS,
-// CHECKSUM_MISMATCH, FILE_UNWRITABLE, and what `fetch` says.
+// again a few times. `bar` is told what comes. REQUIRES: file names without a path in them. Errors:
+// DIRECTORY_EXISTS, CHECKSUM_MISMATCH, FILE_UNWRITABLE, and what `fetch` says.
 absl::Status DownloadDirectory(const std::filesystem::path& directory,
                                const std::vector<RemoteFile>& files, const Fetch& fetch,
                                const std::string& tag = "", TransferBar* bar = nullptr);

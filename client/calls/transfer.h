@@ -19,8 +19,8 @@ struct Transferred {
 // 20 columns.
 std::string TransferLine(const std::string& what, const Transferred& so_far, int columns);
 
-// The line, drawn again and again on standard error while bytes move: from the second second on, where
-// that is a terminal and it is wanted. Threads: one at a time.
+// The line, drawn again and again on standard error while bytes move: from the second second on,
+// where that is a terminal and it is wanted. Threads: one at a time.
 class TransferBar {
  public:
   // `total` as in Transferred.

@@ -10,7 +10,8 @@ namespace lorad::client {
 
 // A JSON array of objects, or JSON Lines whose columns are renamed. It looks at brackets, strings
 // and the keys of a row alone: whether a row is JSON the service judges, by the row's number. Line
-// ends in a row, with the blanks beside them, become one blank behind a comma and nothing elsewhere.
+// ends in a row, with the blanks beside them, become one blank behind a comma and nothing
+// elsewhere.
 class JsonRows final : public RowConverter {
  public:
   JsonRows(bool array, const Columns& columns, const std::string& file_name)

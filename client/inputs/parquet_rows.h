@@ -33,8 +33,8 @@ absl::StatusOr<File> Spooled(const std::function<absl::StatusOr<std::string>()>&
 // Threads: one at a time.
 class ParquetRows {
  public:
-  // `programs`: the folder where lorad-parquet lies, or where parquet/lorad-parquet does. `file_name`
-  // is for the messages. Errors: PARQUET_MISSING.
+  // `programs`: the folder where lorad-parquet lies, or where parquet/lorad-parquet does.
+  // `file_name` is for the messages. Errors: PARQUET_MISSING.
   static absl::StatusOr<std::unique_ptr<ParquetRows>> Start(File file, const Columns& columns,
                                                             const std::string& file_name,
                                                             const std::string& programs);

@@ -18,10 +18,10 @@ namespace lorad::client {
 // Where this program lies.
 std::string ProgramFolder();
 
-// A file of rows, or standard input ("-"), as JSON Lines: gzip and zstd are taken off, other formats
-// are converted, in memory of some MiB and the window that zstd was told to pack with
-// (client/inputs/unpacker.h); Parquet by another process (client/inputs/parquet_rows.h). Threads: one
-// at a time.
+// A file of rows, or standard input ("-"), as JSON Lines: gzip and zstd are taken off, other
+// formats are converted, in memory of some MiB and the window that zstd was told to pack with
+// (client/inputs/unpacker.h); Parquet by another process (client/inputs/parquet_rows.h). Threads:
+// one at a time.
 class RowSource {
  public:
   // `format` is jsonl, json, csv, tsv or parquet; "" goes by the file's name and its first bytes.

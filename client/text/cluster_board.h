@@ -24,8 +24,8 @@ class ClusterBoard {
   void Take(v1::ListWorkersResponse workers, v1::ClusterStatus cluster);
 
   // A line with the counts, the workers, and the jobs: those that run, then those that wait by what
-  // runs first, then those that have ended. At most `rows` lines of at most `columns` characters (0:
-  // any number of them); where it is more, "and N more" says so.
+  // runs first, then those that have ended. At most `rows` lines of at most `columns` characters
+  // (0: any number of them); where it is more, "and N more" says so.
   std::vector<std::string> Lines(int rows, int columns) const;
 
   const std::map<std::string, v1::Job>& jobs() const { return jobs_; }  // by name

@@ -12,7 +12,8 @@ namespace lorad::client {
 std::string StartText(const lorad::v1::Forecast& forecast);
 std::string EndText(const lorad::v1::Forecast& forecast);
 
-// "2026-11-24 10:13:05 (2026-11-24 10:11:00 to 2026-11-24 10:16:30)": to compare with what came of it.
+// "2026-11-24 10:13:05 (2026-11-24 10:11:00 to 2026-11-24 10:16:30)": to compare with what
+// came of it.
 std::string ForetoldStartText(const lorad::v1::Forecast& forecast);
 std::string ForetoldEndText(const lorad::v1::Forecast& forecast);
 

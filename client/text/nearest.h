@@ -7,8 +7,9 @@
 
 namespace lorad::client {
 
-// The candidate that is fewest letters away (inserted, left out or exchanged), the first of several;
-// "" where more than a third of the name's letters differ, and more than 2. Threads: safe from any.
+// The candidate that is fewest letters away (inserted, left out or exchanged), the first of
+// several; "" where more than a third of the name's letters differ, and more than 2. Threads: safe
+// from any.
 std::string Nearest(absl::string_view name, const std::vector<std::string>& candidates);
 
 // Letters to insert, leave out or exchange until one is the other.

@@ -19,14 +19,15 @@ bool IsDone(lorad::v1::Job::State state);
 // 212 tokens/s  1m 05s left".
 std::string ProgressLine(const lorad::v1::Job& job);
 
-// The same as a bar in fewer than `columns` characters (0: any number). What does not fit goes whole:
-// first the bar, then parts of the title, figures and the time left; state, steps and speed stay longest.
+// The same as a bar in fewer than `columns` characters (0: any number). What does not fit goes
+// whole: first the bar, then parts of the title, figures and the time left; state, steps and speed
+// stay longest.
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
 // Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
-// line is printed when a job's state changes, or whether it is stalled or not saved, and otherwise at
-// most one a second of a job, so that a log stays readable. Time and the terminal's columns come in
-// from outside. Threads: one at a time.
+// line is printed when a job's state changes, or whether it is stalled or not saved, and otherwise
+// at most one a second of a job, so that a log stays readable. Time and the terminal's columns come
+// in from outside. Threads: one at a time.
 class ProgressView {
  public:
   // `said`: where what Say is given goes, perhaps to the same terminal.

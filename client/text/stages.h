@@ -8,8 +8,8 @@
 
 namespace lorad::client {
 
-// The layers of a range of blocks; a block is half a layer, attention or MLP: "0 to 29", "3 (MLP) to
-// 6 (attention)".
+// The layers of a range of blocks; a block is half a layer, attention or MLP: "0 to 29", "3 (MLP)
+// to 6 (attention)".
 std::string LayersText(int first_block, int end_block);
 
 // A line for each stage of groups: where it is, and how its time went.

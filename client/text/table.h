@@ -30,12 +30,12 @@ class Table {
   // Its lines in so many characters (0: any number). Of fields alone.
   void PrintFields(std::ostream& out, int columns) const;
   void PrintFit(std::ostream& out, int columns, const std::vector<int>& rank) const;
-  // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the last
-  // those that do not fit beside each other go, the one with the highest `rank` first; one of words
-  // is cut instead where enough is left of it to read, and that of rank 0 stays, cut where it must
-  // be. The last one is cut to what is left, and goes where that is too little to read; where it has
-  // a rank, those of a higher one go before it is cut to less than some words. REQUIRES: a rank for
-  // each column, or each but the last.
+  // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the
+  // last those that do not fit beside each other go, the one with the highest `rank` first; one of
+  // words is cut instead where enough is left of it to read, and that of rank 0 stays, cut where it
+  // must be. The last one is cut to what is left, and goes where that is too little to read; where
+  // it has a rank, those of a higher one go before it is cut to less than some words. REQUIRES: a
+  // rank for each column, or each but the last.
   std::vector<std::string> Fit(int columns, const std::vector<int>& rank) const;
 
  private:

@@ -8,8 +8,8 @@
 //   k = floor(a / 2 (n + 1)),
 // not below 0. With a = 0.1 it holds the moment nine times in ten or more if the next error is like
 // these: split conformal prediction (Lei et al., "Distribution-free predictive inference for
-// regression", 2018, section 2). It holds p itself, also where all errors went one way. Where k is 0
-// nobody can know: then e_(1) and e_(n), or a factor of kFactorAtFirst either way, whichever is
+// regression", 2018, section 2). It holds p itself, also where all errors went one way. Where k is
+// 0 nobody can know: then e_(1) and e_(n), or a factor of kFactorAtFirst either way, whichever is
 // wider.
 //
 // Loads change, and then the next error is not like these. So each of those kept, from the oldest
@@ -44,8 +44,8 @@ class ForecastErrors {
   // It has happened; whether it lay in the interval that was said. O(kKept).
   void Observe(double forecast_s, double actual_s, bool inside);
 
-  // Of those kept: how many, the mean of |e| as a share (0.1: 10 % off), and the share of those that
-  // lay inside; 0 where there is none.
+  // Of those kept: how many, the mean of |e| as a share (0.1: 10 % off), and the share of those
+  // that lay inside; 0 where there is none.
   int64_t observations() const { return static_cast<int64_t>(seen_.size()); }
   double mean_error() const;
   double share_inside() const;

@@ -1,6 +1,6 @@
-// Bytes of a stage, or of a whole model on one, by the engine's own counting rules: those of worker/engine/model.h and
-// worker/engine/slot.h as formulas, and the layouts of kernels/ (sizes/) as they are. tests/worker
-// holds them equal to what the arena hands out, byte for byte.
+// Bytes of a stage, or of a whole model on one, by the engine's own counting rules: those of
+// worker/engine/model.h and worker/engine/slot.h as formulas, and the layouts of kernels/ (sizes/)
+// as they are. tests/worker holds them equal to what the arena hands out, byte for byte.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,9 @@ SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
 SlotBytes BytesOfSlot(const ModelShape& model, const AdapterShape& adapter,
                       const DeviceShape& device, const StageRange& range);
 
-// What NCCL takes of a GPU for a stage that exchanges tensors by it over so many of its borders: once
-// for itself, and a communicator for each direction of each border. Measured with 2.28.9 on H200s:
-// 0.4 GiB, and 0.3 to 0.6 GiB each, of which this is the most.
+// What NCCL takes of a GPU for a stage that exchanges tensors by it over so many of its borders:
+// once for itself, and a communicator for each direction of each border. Measured with 2.28.9 on
+// H200s: 0.4 GiB, and 0.3 to 0.6 GiB each, of which this is the most.
 int64_t BytesOfNccl(int borders);
 
 // estimate * (1 + kMemoryMargin) <= budget.

@@ -1,6 +1,6 @@
 // How long a microbatch takes: t = a + b tokens + c sum(len^2) + d sum(tokens x parameters of their
-// adapter), forward and backward apart, fitted online from the workers' own timings (LobRA, appendix
-// D, for adapters of one rank; d is ours, for adapters that differ).
+// adapter), forward and backward apart, fitted online from the workers' own timings (LobRA,
+// appendix D, for adapters of one rank; d is ours, for adapters that differ).
 #pragma once
 
 #include <cstdint>
@@ -154,10 +154,10 @@ class TimeModel {
   double EvaluatedShare(double tokens) const;
   const char* basis() const;  // measured from kMeasuredFrom observations on
   // The basis of an estimate for microbatches of this size: basis(), and what more there is to say:
-  // how far it extrapolates, where they take longer or shorter by more than a tenth than the nearest
-  // in the observed range ("measured on this base model, extrapolated by 50 %"), or by which share
-  // their time may be off, where tokens, attention and adapters never stood in such a proportion
-  // ("..., uncertain by 80 %"); the larger of the two.
+  // how far it extrapolates, where they take longer or shorter by more than a tenth than the
+  // nearest in the observed range ("measured on this base model, extrapolated by 50 %"), or by
+  // which share their time may be off, where tokens, attention and adapters never stood in such a
+  // proportion ("..., uncertain by 80 %"); the larger of the two.
   std::string BasisOf(const Workload& microbatch) const;
   static constexpr int64_t kMeasuredFrom = 4;
   bool is_measured() const { return forward_.observations() >= kMeasuredFrom; }

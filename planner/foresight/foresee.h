@@ -14,11 +14,11 @@
 //   each base model, unless a group of it is there that could take it; they are put together once
 //   all are free. Workers that are together without a job are parted for whoever comes next.
 // - Where the first that could run on a group's worker finds no room, jobs are evicted for it, or
-//   re-placed (onto a worker without jobs, or into the group with the fewest), as Schedule() chooses
-//   them (state.h, ChooseEviction): at once for a higher static priority or where a worker without
-//   jobs is there, for an equal one as soon as it has the points and they their minimum run time.
-//   Who is evicted is queued again with what it has left to do, behind those of its priority that
-//   have gathered points for longer. Once kLeaversMax jobs have left for others, places drain.
+//   re-placed (onto a worker without jobs, or into the group with the fewest), as Schedule()
+//   chooses them (state.h, ChooseEviction): at once for a higher static priority or where a worker
+//   without jobs is there, for an equal one as soon as it has the points and they their minimum run
+//   time. Who is evicted is queued again with what it has left to do, behind those of its priority
+//   that have gathered points for longer. Once kLeaversMax jobs have left for others, places drain.
 // - Nobody arrives or moves because all end earlier so, and no microbatch grows back. What is under
 //   way with a group is over at once. A job that leaves its group is gone at once; where it goes on
 //   is not foreseen. One that finishes is there until it has evaluated.

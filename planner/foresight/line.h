@@ -36,8 +36,8 @@ class Line {
   size_t FirstInNeed() const;
   // It waits no more. REQUIRES: it is the first of its class.
   void Leave(size_t job);
-  // A member of a group was evicted at that moment. It is behind all of its priority that have gathered
-  // points longer than it, or where nobody gathers any, by its arrival.
+  // A member of a group was evicted at that moment. It is behind all of its priority that have
+  // gathered points longer than it, or where nobody gathers any, by its arrival.
   size_t PutBack(const GroupState& group, const MemberState& member, double now_s);
   // That a job of the queue has waited by then, seconds.
   double WaitedBy(size_t job, double now_s) const { return now_s - since_s_[job]; }

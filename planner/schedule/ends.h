@@ -16,11 +16,11 @@
 //
 // Evaluations take part in that: a job does a unit each round, a step or a part of an evaluation,
 // while the others of its group train. So n steps of s tokens and p parts of v tokens together are
-// n + p rounds, of (n s + f v) / (n + p) tokens in the mean, where f is what an evaluated token takes
-// of a trained one's time (TimeModel::EvaluatedShare), and so for what attention and adapters take.
-// They are counted as if trained in all that is weighed and measured, so no pace has to know which
-// of the two a group did lately. Where a job trains alone in rounds of less than C tokens, a part is
-// charged all of a and not its share.
+// n + p rounds, of (n s + f v) / (n + p) tokens in the mean, where f is what an evaluated token
+// takes of a trained one's time (TimeModel::EvaluatedShare), and so for what attention and adapters
+// take. They are counted as if trained in all that is weighed and measured, so no pace has to know
+// which of the two a group did lately. Where a job trains alone in rounds of less than C tokens, a
+// part is charged all of a and not its share.
 //
 // The times of a base model (TimeCoefficients) are of all of it on one device: of a group of S
 // stages their sum over the stages. S workers are at S microbatches at once, so every a + b t costs
@@ -73,9 +73,9 @@ double RoundMs(const TimeCoefficients& times, const Workload& round, int64_t cap
 // By which share a group computes more a second if a job of such steps comes, or how much less time
 // the work of both takes together than with microbatches as full as they are now:
 //   (x + a max(1, S / C) S' / S) / (x + a max(1, S' / C)) - 1
-// where S' and x are the tokens and the time without `a` of the round with it. So it goes by what is
-// shared alone, whatever ranks and lengths come, and is 0 once the steps fill a microbatch; while all
-// jobs are alike it is the rise of the tokens a second. REQUIRES: the round has tokens.
+// where S' and x are the tokens and the time without `a` of the round with it. So it goes by what
+// is shared alone, whatever ranks and lengths come, and is 0 once the steps fill a microbatch;
+// while all jobs are alike it is the rise of the tokens a second. REQUIRES: the round has tokens.
 double SharingGain(const TimeCoefficients& times, const Workload& round, const Workload& comes,
                    int64_t capacity);
 

@@ -77,8 +77,8 @@ class Footprints {
   using ClassKey = std::tuple<size_t, int64_t, int32_t, AdapterShape>;
   using ShapeKey =
       std::tuple<size_t, size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
-  // Kinds that differ in budgets alone have one layout, by which bytes go: workers of one device may
-  // all have other budgets.
+  // Kinds that differ in budgets alone have one layout, by which bytes go: workers of one device
+  // may all have other budgets.
   struct Kind {
     WorkerKind kind;
     size_t layout = 0;  // the first kind of it

@@ -16,8 +16,8 @@
 // beside all it has now, that takes newcomers and does not drain for a job that waits, or onto an
 // idle worker; never into or out of a group of several workers. As the queue has been gone over, no
 // job that waits would fit that worker. A worker whose group has no jobs, and is of another base
-// model that nobody in the queue is of who could train there, or was formed for shorter sequences or
-// lower ranks than some running job of its base model has, is as good as idle: the group is
+// model that nobody in the queue is of who could train there, or was formed for shorter sequences
+// or lower ranks than some running job of its base model has, is as good as idle: the group is
 // dissolved first, and the move, weighed again, comes in the next round.
 //
 // The work is bounded by kWork jobs looked at, of which each base model has its share, never by a

@@ -15,27 +15,30 @@
 
 namespace lorad::planner {
 
-// Decides who trains where: one pass over the queue (QueueOrder), then the search for a better split
-// (improve.h). docs/planner.md, "Scheduling", says what a job gets, in which order that is tried, and
-// what the settings of SchedulePolicy change. What callers may rely on:
+// Decides who trains where: one pass over the queue (QueueOrder), then the search for a better
+// split (improve.h). docs/planner.md, "Scheduling", says what a job gets, in which order that is
+// tried, and what the settings of SchedulePolicy change. What callers may rely on:
 //
 // - One decision for each queued job, in queue order; kFormGroup names several jobs. kEvict and
-//   kReplace come besides, before the kWait of the job they are for; kReplace for nobody comes last.
+//   kReplace come besides, before the kWait of the job they are for; kReplace for nobody comes
+//   last.
 // - Memory: a group's slots fit the budget (Fits) of each of its workers.
-// - Nobody starves behind equals: a job that waits and could run alone on a group's worker keeps all
-//   behind it out of that group, and one that needs several workers keeps those that will be free the
-//   soonest; as nothing makes a draining group end later, it has them in the end. Against a stream of
-//   higher priorities that never ends nothing helps: that is what static priorities mean.
-// - Nothing thrashes: who is evicted for a higher priority cannot evict it, and who is evicted for an
-//   equal one waits behind it for its minimum run time; so a place changes hands between equals at
-//   most once in minimum_run_s.
-// - A group takes several workers only for a job that fits none of the connected ones alone, doubtful
-//   ones aside (WorkerView), or whose base model is to be on several (stages/place.h).
+// - Nobody starves behind equals: a job that waits and could run alone on a group's worker keeps
+//   all behind it out of that group, and one that needs several workers keeps those that will be
+//   free the soonest; as nothing makes a draining group end later, it has them in the end. Against
+//   a stream of higher priorities that never ends nothing helps: that is what static priorities
+//   mean.
+// - Nothing thrashes: who is evicted for a higher priority cannot evict it, and who is evicted for
+//   an equal one waits behind it for its minimum run time; so a place changes hands between equals
+//   at most once in minimum_run_s.
+// - A group takes several workers only for a job that fits none of the connected ones alone,
+//   doubtful ones aside (WorkerView), or whose base model is to be on several (stages/place.h).
 std::vector<Decision> Schedule(const ClusterView& view);
 
-// The queue in the order in which jobs are placed, as indexes. First those of a group that is formed
-// again, and who move to another; then by priority; of equals those first whose worker was drained,
-// or who are tried alone; then by points, by the time since they were queued last, and by arrival.
+// The queue in the order in which jobs are placed, as indexes. First those of a group that is
+// formed again, and who move to another; then by priority; of equals those first whose worker was
+// drained, or who are tried alone; then by points, by the time since they were queued last, and by
+// arrival.
 std::vector<size_t> QueueOrder(const ClusterView& view);
 
 // Of each label group, the places that its jobs had trained in and left, by their end, a pause or

@@ -23,8 +23,8 @@ GroupShape ShapeWith(Footprints& sizes, const GroupState& group, size_t job_clas
 // Whether a group of that shape takes the job without being formed again.
 bool Covers(const GroupShape& shape, const Footprint& job);
 
-// Whether the group as it is has the bytes for the job, its number of slots aside. REQUIRES: its own
-// are known: it is of the view, or has jobs.
+// Whether the group as it is has the bytes for the job, its number of slots aside. REQUIRES: its
+// own are known: it is of the view, or has jobs.
 bool FitsIn(Footprints& sizes, const GroupState& group, size_t job_class);
 
 // The shape of a group that is open once the job has joined it, its own where that is formed or

@@ -50,8 +50,8 @@ struct Spot {
 
 class Spots {
  public:
-  // `idle` are groups without jobs on idle workers, `vacant` such on workers that have another group
-  // without jobs. What is asked is taken off `work` (improve.h).
+  // `idle` are groups without jobs on idle workers, `vacant` such on workers that have another
+  // group without jobs. What is asked is taken off `work` (improve.h).
   Spots(Round& round, const std::vector<GroupState*>& groups, const std::vector<GroupState*>& idle,
         const std::vector<GroupState*>& vacant, int64_t* work);
 

@@ -220,8 +220,8 @@ std::optional<Placement> PlaceOnIdle(Round& round, const Waiter& job,
 // free the soonest and hold it. Idle ones are taken, and the groups of the others drain. Nothing
 // where it will come into a group that there is, or one ahead of the same base model has kept some.
 void KeepWorkers(Round& round, const Waiter& job);
-// Of all groups whose worker holds it the one that will be free the soonest drains for a job that is
-// tried alone: that may take long, and nobody else is to be held up meanwhile.
+// Of all groups whose worker holds it the one that will be free the soonest drains for a job that
+// is tried alone: that may take long, and nobody else is to be held up meanwhile.
 void KeepOne(Round& round, const Waiter& job);
 
 // The jobs that leave `group` so that the job can join it, have it formed again or have it

@@ -107,9 +107,9 @@ struct GroupView {
   bool forming = false;
   double ready_s = 0;    // `forming`: until it runs; 0: ClusterView::load_s
   int64_t formed_s = 0;  // since it was formed; under SchedulePolicy::minimum_run_s its shape stays
-  // What it has computed lately, evaluations as if trained and optimizers' passes too (ends.h), and in
-  // how long, whatever its rounds had beside that; 0 s: unknown. For forecasts, and for what is left
-  // of a job that may make room.
+  // What it has computed lately, evaluations as if trained and optimizers' passes too (ends.h), and
+  // in how long, whatever its rounds had beside that; 0 s: unknown. For forecasts, and for what is
+  // left of a job that may make room.
   Workload computed = {};
   double computed_s = 0;
   std::vector<StageView> stages =
@@ -156,12 +156,14 @@ struct SchedulePolicy {
   // group that was formed less than this ago is not formed again to have longer microbatches.
   int64_t minimum_run_s = 900;
   // Seconds, of RunningJob::running_s. One that has done no step since it was admitted has not had
-  // its time, else jobs whose base models take longer to load than that would change places for ever.
+  // its time, else jobs whose base models take longer to load than that would change places for
+  // ever.
   int64_t MinimumRun() const { return std::max<int64_t>(minimum_run_s, 1); }
   // A waiting job gains so many points an hour, up to the most. Points order jobs of one static
-  // priority, ties by what they have waited since they were queued last (with 0 points an hour not),
-  // then by arrival; and one point lets a job take the place of one of equal priority that has had
-  // its minimum run time. No points ever lift a job over a higher priority, nor let it evict one.
+  // priority, ties by what they have waited since they were queued last (with 0 points an hour
+  // not), then by arrival; and one point lets a job take the place of one of equal priority that
+  // has had its minimum run time. No points ever lift a job over a higher priority, nor let it
+  // evict one.
   double points_per_hour = 1;
   double points_max = 4;
   // A job has one point less for each job of its label group that runs, or that stands before it
@@ -229,9 +231,9 @@ struct Decision {
   std::string group;              // kAdmit, kReform, kDissolve, kEvict, kReplace
   std::string to;                 // kReplace
   std::string why_job;            // kEvict, kReplace: the job that is to have the room
-  // kFormGroup, kReplace without `to`: the group that is formed on an idle worker. Several decisions
-  // of one round may name the worker; they mean one group, of one shape, and if kFormGroup is among
-  // them it is the first.
+  // kFormGroup, kReplace without `to`: the group that is formed on an idle worker. Several
+  // decisions of one round may name the worker; they mean one group, of one shape, and if
+  // kFormGroup is among them it is the first.
   std::string worker;
   std::string base_model;
   GroupShape shape;  // and kReform

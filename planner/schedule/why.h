@@ -7,8 +7,8 @@
 
 namespace lorad::planner {
 
-// A group that makes room for the job, or is being formed or changed and would fit it alone: until it
-// is known what becomes of it, no other is changed for the job.
+// A group that makes room for the job, or is being formed or changed and would fit it alone: until
+// it is known what becomes of it, no other is changed for the job.
 const GroupState* Awaited(Round& round, const Waiter& job);
 
 // The group that is cut as others are evicted for it: nobody is evicted elsewhere meanwhile.

@@ -1,6 +1,6 @@
 // Non-negative least squares of a few terms, online: y ~ sum_i x_i f_i, x >= 0. The memory beyond
-// the counted bytes is of this kind, with the terms f = (1, tokens, sum of squared lengths), and the
-// time of a microbatch, which has one term more for adapters (LobRA, appendix D; mLoRA 3.4).
+// the counted bytes is of this kind, with the terms f = (1, tokens, sum of squared lengths), and
+// the time of a microbatch, which has one term more for adapters (LobRA, appendix D; mLoRA 3.4).
 //
 // A prediction comes with an interval, and says how far outside the observed terms it lies.
 #pragma once
@@ -49,9 +49,9 @@ class NonNegativeFit {
   int64_t observations() const { return observations_; }
 
   // The minimum over x >= 0 of the weighted squares, exact: the best of the sets of terms that may
-  // be positive. `prior_weight` of a mean observation pulls each coefficient towards `prior`, and so
-  // decides the directions that were never observed. What counts is by which share of its prior a
-  // coefficient is off; of one that is 0, which share of a mean response it takes. So with the
+  // be positive. `prior_weight` of a mean observation pulls each coefficient towards `prior`, and
+  // so decides the directions that were never observed. What counts is by which share of its prior
+  // a coefficient is off; of one that is 0, which share of a mean response it takes. So with the
   // relative variance of the noise for the weight that is the most likely x of those that lie
   // about their prior within a factor of two.
   Terms<kTerms> Fit(const Terms<kTerms>& prior = {}, double prior_weight = 1e-9) const;

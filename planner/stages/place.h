@@ -71,14 +71,14 @@ StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapte
                              const std::vector<DeviceShape>& devices);
 
 // The fewest workers (or as many as the job says), of one numerics id and transport, that hold the
-// job. Of equally few those on the fewest hosts, then those that hold most of the model, GPUs before CPUs,
-// the larger budgets, the first names. On each host the largest budgets are taken; where several
-// hosts are needed, those that have the most workers, and if these will not do the largest budgets
-// wherever they are. Stages lie on one host after another, on each by falling budget. The shape is
-// the first of `shapes` in which the model can be cut so that every stage fits its worker with its
-// blocks, what its microbatches in flight keep, its transfers and the slots; the cut is the fastest
-// of those (blocks.h, cut.h). None where nothing fits. O(stages * sets of workers * shapes * (log
-// blocks + workers)), and the cut once.
+// job. Of equally few those on the fewest hosts, then those that hold most of the model, GPUs
+// before CPUs, the larger budgets, the first names. On each host the largest budgets are taken;
+// where several hosts are needed, those that have the most workers, and if these will not do the
+// largest budgets wherever they are. Stages lie on one host after another, on each by falling
+// budget. The shape is the first of `shapes` in which the model can be cut so that every stage fits
+// its worker with its blocks, what its microbatches in flight keep, its transfers and the slots;
+// the cut is the fastest of those (blocks.h, cut.h). None where nothing fits. O(stages * sets of
+// workers * shapes * (log blocks + workers)), and the cut once.
 std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<StageWorker>& workers,
                                      ShapesOn shapes);
 

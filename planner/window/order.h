@@ -33,14 +33,13 @@ struct OrderInput {
 int ForwardsAhead(int stages, int in_flight, int stage);
 
 // The list of every stage. One stage: Forward and Backward of each microbatch in turn. S stages:
-// one forward, one backward, stage s being A(s) microbatches ahead, with an Evaluate or a Generate in its turn like
-// any Forward. NormUp follows the last
-// Backward of its batch directly; ClipDown, Step and Save, in the order of `ends`, come
-// A(0) - A(s) places later, which is when stage 0 has all norms, and as early as any Forward needs
-// them: no stage stands still for the norms of another. A microbatch that holds batch j + 1 of a
-// job (or evaluates it after step j) gets the fewest Noop microbatches before it that put
-// Step(job, j) before its Forward on every stage; Noops take numbers from `microbatches`' last one
-// on and are added to no microbatch list.
+// one forward, one backward, stage s being A(s) microbatches ahead, with an Evaluate or a Generate
+// in its turn like any Forward. NormUp follows the last Backward of its batch directly; ClipDown,
+// Step and Save, in the order of `ends`, come A(0) - A(s) places later, which is when stage 0 has
+// all norms, and as early as any Forward needs them: no stage stands still for the norms of
+// another. A microbatch that holds batch j + 1 of a job (or evaluates it after step j) gets the
+// fewest Noop microbatches before it that put Step(job, j) before its Forward on every stage; Noops
+// take numbers from `microbatches`' last one on and are added to no microbatch list.
 //
 // Without `left` the pipeline is empty when the lists end. With it the order runs on into the next
 // window: the lists end with the Forward of the last place, and what follows from the A(0) newest
@@ -54,15 +53,16 @@ int ForwardsAhead(int stages, int in_flight, int stage);
 absl::StatusOr<std::vector<std::vector<Operation>>> OrderOperations(const OrderInput& input,
                                                                     PlacesInFlight* left = nullptr);
 
-// The lists of the shortest order that leaves these places: of each stage what has been run of them.
+// The lists of the shortest order that leaves these places: of each stage what has been run of
+// them.
 std::vector<std::vector<Operation>> ListsThatLeft(int stages, int in_flight,
                                                   const PlacesInFlight& places);
 
 // OK, or what is wrong with the lists of a window:
 // - on every stage, Step(job, j) comes before the Forward of any microbatch that holds global batch
 //   j + 1 of the job, and before any Evaluate after step j;
-// - every Forward of a train microbatch has its one Backward after it, in the Forwards' order; every
-// microbatch is run once;
+// - every Forward of a train microbatch has its one Backward after it, in the Forwards' order;
+//   every microbatch is run once;
 // - Step(job, j) comes once, after all Backwards of its batch, after NormUp and ClipDown; Save
 //   directly after its Step (or before the job's first Forward);
 // - a job's operations lie behind its LoadSlot, none after its FreeSlot until it is loaded again;
@@ -75,10 +75,10 @@ absl::Status VerifyWindow(const Window& window, const Buffers& buffers = {});
 // lists joined.
 absl::Status VerifyWindows(const std::vector<Window>& windows, const Buffers& buffers = {});
 // The same for one window that takes over what is in flight and leaves what is in flight: joined to
-// lists that have left `before` (ListsThatLeft), and to those that drain what it leaves. Each window
-// being proven so, all of them joined are: what drains `left` was proven to be all that is missing
-// behind its window, and the next one, behind ListsThatLeft, to run just that. O(operations *
-// stages), and no more for any number of windows before.
+// lists that have left `before` (ListsThatLeft), and to those that drain what it leaves. Each
+// window being proven so, all of them joined are: what drains `left` was proven to be all that is
+// missing behind its window, and the next one, behind ListsThatLeft, to run just that. O(operations
+// * stages), and no more for any number of windows before.
 absl::Status VerifyWindowAmong(const Window& window, int in_flight, const PlacesInFlight& before,
                                const PlacesInFlight& left, const Buffers& buffers = {});
 

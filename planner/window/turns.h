@@ -21,9 +21,9 @@ struct TurnJob {
 // each, however short, and the last wave of each product's tiles leaves some multiprocessors idle,
 // of so many more tokens as the model's hidden size is smaller:
 //   2^20 / hidden
-// On an H200 the stages of Qwen2.5-14B (5,120) took 2.6 % longer a token with microbatches of 4,096 at
-// most than with those of 8,192, as 200 tokens do, and those of Qwen2.5-3B (2,048) 7 %, as 500 do.
-// REQUIRES: hidden > 0.
+// On an H200 the stages of Qwen2.5-14B (5,120) took 2.6 % longer a token with microbatches of 4,096
+// at most than with those of 8,192, as 200 tokens do, and those of Qwen2.5-3B (2,048) 7 %, as 500
+// do. REQUIRES: hidden > 0.
 int64_t MicrobatchCostTokens(int64_t hidden);
 inline constexpr int64_t kMicrobatchCostTokens = 200;  // where the model is not known
 

@@ -112,8 +112,8 @@ int64_t Tokens(const Microbatch& microbatch);
 // Different adapters in it.
 int64_t Adapters(const Microbatch& microbatch);
 
-// For logs and tests. "F3", "B3", "E3", "G3", "STEP a/2 lr=0.001", "SAVE a/2", "LOAD a/2", "FREE a",
-// "NORM_UP a/2", "CLIP_DOWN a/2", "NOOP 3", "SEND F3>1", "RECV B3<1".
+// For logs and tests. "F3", "B3", "E3", "G3", "STEP a/2 lr=0.001", "SAVE a/2", "LOAD a/2",
+// "FREE a", "NORM_UP a/2", "CLIP_DOWN a/2", "NOOP 3", "SEND F3>1", "RECV B3<1".
 std::string ToText(const Operation& operation);
 // Joined by "; ".
 std::string ToText(const std::vector<Operation>& operations);

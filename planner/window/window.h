@@ -43,16 +43,17 @@ struct WindowInput {
   PackLimits pack = {};
 };
 
-// Train units are packed into microbatches of their own, evaluate units into others behind them, and
-// generate units behind these, all by PackBatch. Of several stages the jobs that train take turns, in microbatches that may be
-// shorter than the capacity (turns.h), and microbatches are levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with what
-// never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity. `packings`,
-// if given, gets how the train units of each turn were packed and then the evaluate and the
-// generate units, where there are any.
+// Train units are packed into microbatches of their own, evaluate units into others behind them,
+// and generate units behind these, all by PackBatch. Of several stages the jobs that train take
+// turns, in microbatches that may be shorter than the capacity (turns.h), and microbatches are
+// levelled (pack_level.h). Deterministic unless `pack.cancelled` cuts it short; what is packed with
+// what never changes a job's bits. INVALID_ARGUMENT where a sequence exceeds the capacity.
+// `packings`, if given, gets how the train units of each turn were packed and then the evaluate and
+// the generate units, where there are any.
 //
 // Of several stages the order runs on into the next window where there are units: `left`, which is
-// to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains. One
-// stage leaves nothing. INTERNAL where the window is wrong, alone or behind what is in flight
+// to be given then, gets what is in flight (OrderOperations). Without units the pipeline drains.
+// One stage leaves nothing. INTERNAL where the window is wrong, alone or behind what is in flight
 // (VerifyWindowAmong).
 absl::StatusOr<Window> PlanWindow(const WindowInput& input,
                                   std::vector<PackResult>* packings = nullptr,

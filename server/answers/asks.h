@@ -31,8 +31,8 @@ struct PreparedAsks {
   std::vector<std::string> references;  // by ask: a row's own answer
 };
 
-// All asks are of `model`, of which `asked` has the parts. INVALID_ARGUMENT: a prompt that cannot be
-// rendered, has no token, leaves no position for an answer (PROMPT_TOO_LONG, and by how many
+// All asks are of `model`, of which `asked` has the parts. INVALID_ARGUMENT: a prompt that cannot
+// be rendered, has no token, leaves no position for an answer (PROMPT_TOO_LONG, and by how many
 // tokens), or ids that the model does not have (each of one ask, which "ask" of the metadata
 // counts); an adapter whose matrices do not fit. NOT_FOUND: a dataset, a row, an adapter. A row is
 // looked for from the beginning of its file, once for all rows of a call. Takes time: for a thread

@@ -1,6 +1,6 @@
-// The groups that the connected workers were ordered to form, or were welcomed back with, each worker
-// its stage, and the contents to fetch: bulk calls come on connections of their own, and are good for
-// these alone. Any thread.
+// The groups that the connected workers were ordered to form, or were welcomed back with, each
+// worker its stage, and the contents to fetch: bulk calls come on connections of their own, and are
+// good for these alone. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,8 @@
 namespace lorad::server {
 
 // With a certificate of the coordinator's own, made now: its key is never written down, and it
-// holds as long as the authority does. Methods that are not lorad.worker.v1's are refused before they are
-// looked up: PERMISSION_DENIED (NOT_SERVED_HERE).
+// holds as long as the authority does. Methods that are not lorad.worker.v1's are refused before
+// they are looked up: PERMISSION_DENIED (NOT_SERVED_HERE).
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> WorkerDoorCredentials(
     const storage::Authority& authority);
 

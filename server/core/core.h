@@ -33,8 +33,8 @@ class Core {
   std::vector<Effect> Apply(const Event& event);
 
   // Answers what is of this process alone, and changes nothing: the cluster, workers, and estimates
-  // of jobs whose rows are checked. None: that takes an event. `unwritable`: why the store cannot be
-  // written, for which all that it shows waits.
+  // of jobs whose rows are checked. None: that takes an event. `unwritable`: why the store cannot
+  // be written, for which all that it shows waits.
   std::optional<ReplyValue> Look(const Request& request, const absl::Status& unwritable);
 
   CoreSizes SizesNow() const;

@@ -31,7 +31,8 @@ class Solver {
   // Ends soon, with CANCELLED, once `cancelled` is set.
   virtual absl::StatusOr<records::RowsSummary> CheckRows(const RowSource& source,
                                                          const std::atomic<bool>& cancelled) = 0;
-  // What is at hand of the dataset of that path is let go; rows of it may be asked for all the same.
+  // What is at hand of the dataset of that path is let go; rows of it may be asked for all the
+  // same.
   virtual void CloseRows(const std::string& dataset_path) = 0;
   // Asks `hurry` now and then: once it says true, what only makes the window better is left out.
   virtual absl::StatusOr<SolvedPlan> Plan(const PlanInput& input,

@@ -37,8 +37,8 @@ absl::Status InvalidFields(const std::string& what, const std::vector<FieldViola
 // The violations that InvalidFields put in; empty for any other status.
 std::vector<FieldViolation> FieldViolations(const absl::Status& status);
 
-// DATA_LOSS (STORE_CORRUPT): `what` is stored ("job 'job-ab12'"), what is wrong with it, and what to
-// do.
+// DATA_LOSS (STORE_CORRUPT): `what` is stored ("job 'job-ab12'"), what is wrong with it, and what
+// to do.
 absl::Status StoreCorrupt(const std::string& what, const std::string& wrong = "cannot be read");
 
 // NOT_FOUND (JOB_NOT_FOUND, ...): `kind` is "job", "dataset", "model", "adapter", "checkpoint", ...

@@ -26,10 +26,10 @@ struct FeedOptions {
   std::string data_dir;                           // dataset paths are below it
   std::string cache_dir;                          // of token caches
   uint64_t cache_bytes_max = uint64_t{32} << 30;  // on disk; beyond it all are made again
-  // Caches that are open, and orders of rows that are drawn, are kept as long as they are used: what
-  // nothing has used for `unused_us` is let go when the feed is asked for something, and what was
-  // used longest ago while there is more. An open cache takes 8 bytes for each row, and counts for
-  // open_bytes_max / open_files_max more since it is an open file.
+  // Caches that are open, and orders of rows that are drawn, are kept as long as they are used:
+  // what nothing has used for `unused_us` is let go when the feed is asked for something, and what
+  // was used longest ago while there is more. An open cache takes 8 bytes for each row, and counts
+  // for open_bytes_max / open_files_max more since it is an open file.
   int64_t open_bytes_max = int64_t{4} << 30;
   int64_t open_files_max = 4096;
   int64_t orders_bytes_max = int64_t{256} << 20;

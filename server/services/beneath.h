@@ -13,8 +13,8 @@ namespace lorad::server {
 // elsewhere.
 absl::Status CheckBeneath(const std::string& root, const std::string& path);
 
-// Whether this process may ask the kernel that at all: else OPENAT2_UNAVAILABLE, with a remedy. Then
-// every CheckBeneath would say NOT_FOUND.
+// Whether this process may ask the kernel that at all: else OPENAT2_UNAVAILABLE, with a remedy.
+// Then every CheckBeneath would say NOT_FOUND.
 absl::Status CheckOpenat2();
 
 }  // namespace lorad::server

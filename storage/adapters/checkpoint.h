@@ -19,10 +19,10 @@ namespace lorad::storage {
 // Two forms. A shard is one safetensors file as it travels between worker and coordinator: for
 // every adapter matrix "<peft key>" (master), "<peft key>.exp_avg", "<peft key>.exp_avg_sq"
 // (AdamW's moments; both absent where training starts over), all float32; metadata job, step,
-// numerics_id. Of several stages each has the matrices of its blocks. A checkpoint is a directory: adapter_config.json + adapter_model.safetensors (PEFT's
-// layout, so the directory is an adapter), optimizer.safetensors, state.json and manifest.json,
-// which is written last and holds size and sha256 of each. Errors about content: reason
-// CHECKPOINT_INVALID.
+// numerics_id. Of several stages each has the matrices of its blocks. A checkpoint is a directory:
+// adapter_config.json + adapter_model.safetensors (PEFT's layout, so the directory is an adapter),
+// optimizer.safetensors, state.json and manifest.json, which is written last and holds size and
+// sha256 of each. Errors about content: reason CHECKPOINT_INVALID.
 
 inline constexpr char kOptimizerFile[] = "optimizer.safetensors";
 inline constexpr char kStateFile[] = "state.json";
@@ -54,10 +54,10 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header);
 // Makes `directory` from the shards of all stages, atomically through `files`: all is written and
 // synced under directory + ".tmp" (what a crash left there is removed first), the manifest last,
 // then renamed, then the parent synced. The shards are read piece by piece and left where they are;
-// how the matrices lie in them changes no byte of what is written. Where the same checkpoint is there already, whole, it is returned and nothing is written: a
-// commit may be tried again. REQUIRES: the parent exists, durably. Refused: a state other than
-// `expected`, tensors other than float32, missing moments, a matrix twice,
-// matrices that do not fit `config`.
+// how the matrices lie in them changes no byte of what is written. Where the same checkpoint is
+// there already, whole, it is returned and nothing is written: a commit may be tried again.
+// REQUIRES: the parent exists, durably. Refused: a state other than `expected`, tensors other than
+// float32, missing moments, a matrix twice, matrices that do not fit `config`.
 // Errors of the disk pass through.
 absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
                                             const std::vector<std::string>& shard_paths,

@@ -32,8 +32,8 @@ struct ModuleLora {
 //   its path ends with "." and such a name, and layers_to_transform is empty or has the number of
 //   its layer; or all of its path matches target_regex; or all_linear is set;
 // and neither exclude_modules nor exclude_regex means it. Its rank is that of the first pattern of
-// rank_pattern which all of its path, or the part behind a dot, matches; else r. Its alpha likewise.
-// PEFT passes over what means nothing; this remembers it. Threads: one.
+// rank_pattern which all of its path, or the part behind a dot, matches; else r. Its alpha
+// likewise. PEFT passes over what means nothing; this remembers it. Threads: one.
 class ModuleMatcher {
  public:
   // `config` is copied. Regular expressions that do not compile, and too many, are problems.

@@ -41,9 +41,9 @@ class ShardReader {
                                                                 const std::string& directory,
                                                                 const std::string& job);
 
-  // Makes a shard of these matrices, with their moments, alone, which are fewer bytes to send; files
-  // are read whole all the same where their sums say whether they are good. Names of matrices that
-  // are not there are passed over. REQUIRES: before the first Next.
+  // Makes a shard of these matrices, with their moments, alone, which are fewer bytes to send;
+  // files are read whole all the same where their sums say whether they are good. Names of matrices
+  // that are not there are passed over. REQUIRES: before the first Next.
   void Only(const std::set<std::string, std::less<>>& matrices);
 
   // The next piece, of at most 1 MiB; empty: that was all, and all of it is good.

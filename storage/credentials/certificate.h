@@ -1,7 +1,8 @@
-// X.509 certificates of a site: its authority signs one for each worker and one for the coordinator.
+// X.509 certificates of a site: its authority signs one for each worker and one for the
+// coordinator.
 //
-// Keys are P-256, signatures ECDSA with SHA-256; everything is text (PEM). A worker's certificate has
-// the URI lorad://worker/NAME and serves TLS clients alone; the coordinator's has the DNS name
+// Keys are P-256, signatures ECDSA with SHA-256; everything is text (PEM). A worker's certificate
+// has the URI lorad://worker/NAME and serves TLS clients alone; the coordinator's has the DNS name
 // kCoordinatorName, whatever address it is reached at, and serves TLS servers alone. The authority
 // signs both directly. Time is always given. Functions are thread-safe; random numbers are the
 // system's. Source: RFC 5280, OpenSSL 3.

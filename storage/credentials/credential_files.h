@@ -18,8 +18,9 @@ namespace lorad::storage {
 std::string AuthorityPath(const std::string& data_dir);
 
 // Errors say which file, and which command mends it. NOT_FOUND (AUTHORITY_MISSING),
-// FAILED_PRECONDITION (AUTHORITY_UNSAFE: others may read it; AUTHORITY_UNREADABLE), INVALID_ARGUMENT
-// (AUTHORITY_DAMAGED). Whether it holds at a time is another question (Authority::validity).
+// FAILED_PRECONDITION (AUTHORITY_UNSAFE: others may read it; AUTHORITY_UNREADABLE),
+// INVALID_ARGUMENT (AUTHORITY_DAMAGED). Whether it holds at a time is another question
+// (Authority::validity).
 absl::StatusOr<Authority> ReadAuthority(Files& files, const std::string& data_dir);
 
 // Makes the directory where it is missing. ALREADY_EXISTS (AUTHORITY_EXISTS) where there is one,
@@ -48,7 +49,8 @@ absl::Status CheckBundle(const WorkerBundle& bundle, absl::Time now);
 // INVALID_ARGUMENT (BUNDLE_DAMAGED).
 absl::StatusOr<WorkerBundle> ReadBundle(Files& files, const std::string& path);
 
-// Whole or as it was before. ALREADY_EXISTS (BUNDLE_EXISTS) where there is a file, unless `replace`.
+// Whole or as it was before. ALREADY_EXISTS (BUNDLE_EXISTS) where there is a file, unless
+// `replace`.
 absl::Status WriteBundle(Files& files, const std::string& path, const WorkerBundle& bundle,
                          bool replace);
 

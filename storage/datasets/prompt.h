@@ -19,8 +19,8 @@ struct Prompt {
   std::string reference = {};  // of a row: its own answer, up to the token that ends it
 };
 
-// All functions: INVALID_ARGUMENT with reason PROMPT_INVALID, or TEMPLATE_*, says what is wrong; that
-// the model has no tokenizer, or no template, among it.
+// All functions: INVALID_ARGUMENT with reason PROMPT_INVALID, or TEMPLATE_*, says what is wrong;
+// that the model has no tokenizer, or no template, among it.
 
 // As it is, with what the post-processor adds.
 absl::StatusOr<Prompt> TextPrompt(std::string_view text, const TextModel& model);

@@ -10,14 +10,14 @@
 
 namespace lorad::storage {
 
-// The text of an answer, given out in pieces of whole characters. Joined they are what the tokenizer
-// makes of all its tokens (special ones left out), but for what was given out before a stop text.
-// A token may change how those before it read, or be a part of a character, so all of them are
-// decoded each time, and an end that may yet change is held back.
+// The text of an answer, given out in pieces of whole characters. Joined they are what the
+// tokenizer makes of all its tokens (special ones left out), but for what was given out before a
+// stop text. A token may change how those before it read, or be a part of a character, so all of
+// them are decoded each time, and an end that may yet change is held back.
 class TextStream {
  public:
-  // `tokenizer` may be null: no text. It must outlive the stream. `stops`: texts, none of them empty,
-  // before the first of which the answer ends.
+  // `tokenizer` may be null: no text. It must outlive the stream. `stops`: texts, none of them
+  // empty, before the first of which the answer ends.
   TextStream(const Tokenizer* tokenizer, std::vector<std::string> stops)
       : tokenizer_(tokenizer), stops_(std::move(stops)) {}
 

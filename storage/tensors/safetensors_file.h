@@ -13,9 +13,9 @@
 namespace lorad::storage {
 
 // A safetensors file that is read piece by piece through Files, nothing by a mapping: one that
-// becomes shorter (INVALID_ARGUMENT, reason SAFETENSORS_INVALID), and a disk that fails, are errors.
-// Checked at Open: all that ParseSafetensorsHeader checks. Keeps no descriptor. Movable; const
-// methods are thread-safe; `files` must outlive it.
+// becomes shorter (INVALID_ARGUMENT, reason SAFETENSORS_INVALID), and a disk that fails, are
+// errors. Checked at Open: all that ParseSafetensorsHeader checks. Keeps no descriptor. Movable;
+// const methods are thread-safe; `files` must outlive it.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path, Files& files = RealFiles());

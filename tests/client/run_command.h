@@ -27,7 +27,8 @@ struct Ran {
   std::string error;  // as it is printed; of wrong usage what the parser says
 };
 
-// As `lora ARGUMENTS`, where EMPTY stands for '', of a client whose service listens there, on loopback.
+// As `lora ARGUMENTS`, where EMPTY stands for '', of a client whose service listens there, on
+// loopback.
 inline Ran RunCommand(int port, const std::string& arguments, bool json = false) {
   Session session;
   session.server = "127.0.0.1:" + std::to_string(port);

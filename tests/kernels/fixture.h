@@ -137,8 +137,8 @@ std::string Compare(const Matrix& got, const Matrix& want, Tolerance tolerance);
 
 // One more than the other checks: L is linear in `output` with weights dy; checks `gradient` of
 // `input` by central differences of the float64 `forward` at up to 60 random elements. "" if it
-// agrees. `magnitudes`: of the terms that an element is the sum of and that may cancel; it may be off
-// by a rounding of float32 (2^-23) of them more.
+// agrees. `magnitudes`: of the terms that an element is the sum of and that may cancel; it may be
+// off by a rounding of float32 (2^-23) of them more.
 std::string CheckGradient(Random& random, const Matrix& input, const Matrix& gradient,
                           const std::function<double(const Matrix&)>& loss, Tolerance tolerance,
                           int trials = 60, const Matrix* magnitudes = nullptr);

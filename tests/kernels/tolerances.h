@@ -34,7 +34,8 @@ inline constexpr OperationTolerance kLinear = {{0, 4e-6}, {0, 6e-3}};  // S is r
 inline constexpr OperationTolerance kLoraGradient = {{1e-12, 1e-5}, {1e-12, 6e-3}};
 inline constexpr OperationTolerance kLogP = {{2e-6, 2e-6}, {2e-6, 2e-6}};
 // Sums in float32 of exact products, not rounded behind them. Relative to the largest sum of the
-// products' magnitudes, no more than the cap (LogitsScale): a logit may be small because they cancel.
+// products' magnitudes, no more than the cap (LogitsScale): a logit may be small because they
+// cancel.
 inline constexpr OperationTolerance kLogits = {{0, 1e-6}, {0, 1e-6}};
 inline constexpr OperationTolerance kLossGradient = {{0, 1e-5}, {0, 8e-3}};  // p is rounded as well
 inline constexpr OperationTolerance kAdamW = {{1e-9, 2e-6}, {1e-9, 2e-6}};

@@ -123,8 +123,8 @@ class GroupPromises {
   const int64_t lease_us_;
   int64_t newest_epoch_ = 0;
   std::map<int64_t, Epoch> epochs_;  // some part of which is not told
-  // Of a coordinator that died, whose workers may come back to the next one; and those of this one of
-  // which all streams have ended: whether it has stored that nobody knows.
+  // Of a coordinator that died, whose workers may come back to the next one; and those of this one
+  // of which all streams have ended: whether it has stored that nobody knows.
   std::map<int64_t, Epoch> asleep_;
   int64_t adoptions_ = 0;
   std::map<std::pair<int64_t, int32_t>, Portion> portions_;  // by epoch and stage

@@ -24,7 +24,8 @@ struct Rates {
   bool evaluates = true;  // some are evaluated
   uint64_t epochs_max = 3;
   uint64_t priorities = 3;  // from 0
-  // Of base models of so many layers (models.h), each alike; 0: the tiny one. None: all are of that.
+  // Of base models of so many layers (models.h), each alike; 0: the tiny one. None: all are of
+  // that.
   std::vector<int> layers;
 };
 

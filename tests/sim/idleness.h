@@ -4,7 +4,8 @@
 // group that answers is being cut. For longer it may not, unless they are kept for one that needs
 // more of them. And whether they idle beside jobs that share another worker of their kind and would
 // end much earlier if one of them were theirs: nothing may keep these there but a minimum run. Who
-// was sent elsewhere leaves when the windows that were begun have ended, and has a bound of its own.
+// was sent elsewhere leaves when the windows that were begun have ended, and has a bound of its
+// own.
 #pragma once
 
 #include <cstdint>

@@ -23,8 +23,8 @@ struct Outcome {
   std::vector<double> evaluated;
 };
 
-// "small" trains alone, is joined by both others, which leave one after the other, each when nothing of
-// it but its last step is saved.
+// "small" trains alone, is joined by both others, which leave one after the other, each when
+// nothing of it but its last step is saved.
 Outcome JoinAndLeave(Harness* harness);
 Outcome JoinAndLeave(const Harness::Options& options);
 

@@ -29,14 +29,14 @@ struct CoreOptions {
 //
 // The stream: when it breaks, the engine goes on with the windows it has, but for what must be
 // fetched or uploaded. A new one is tried with growing pauses, its Hello says what is held, and a
-// coordinator that still wants the group (ADR 0028) gets every report that it has not acknowledged. A
-// group that nobody asked for during one lease is given up, and so is that of a
-// coordinator which closes the stream. Before the next dial the engine must have left its group;
-// one that hangs ends the process.
+// coordinator that still wants the group (ADR 0028) gets every report that it has not acknowledged.
+// A group that nobody asked for during one lease is given up, and so is that of a coordinator which
+// closes the stream. Before the next dial the engine must have left its group; one that hangs ends
+// the process.
 //
 // A group of several stages is formed in two phases: FormGroup, and once all stages have said
-// GroupFormed, Connect, which joins them. A stage that cannot be reached, or is gone later, ends the
-// group's epoch here: GroupFailed{STAGE_LOST}. Nothing waits for other stages when the group is
+// GroupFormed, Connect, which joins them. A stage that cannot be reached, or is gone later, ends
+// the group's epoch here: GroupFailed{STAGE_LOST}. Nothing waits for other stages when the group is
 // given up.
 //
 // Windows are executed in the order they came, for one group at a time. Cut answers the smallest

@@ -54,8 +54,9 @@ class Engine : public GroupEngine {
 
   // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
   // GroupFormed. Errors carry a reason for GroupFailed: MEMORY (more than the worker may use),
-  // MEMORY_TAKEN (it may, but others of the machine have it), BAD_STAGE (the range of blocks is none
-  // of this model, or no stage with that number has it), or what ModelFiles::Open and storage gave.
+  // MEMORY_TAKEN (it may, but others of the machine have it), BAD_STAGE (the range of blocks is
+  // none of this model, or no stage with that number has it), or what ModelFiles::Open and storage
+  // gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
   ~Engine() override;

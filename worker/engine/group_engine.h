@@ -37,8 +37,8 @@ class GroupEngine {
   virtual void EndWindow() = 0;
 
   // False: dropped, because its job has failed, or what it was to receive was given up. An error is
-  // a window that cannot be executed, or another stage that is gone, but for LoadSlot's UNAVAILABLE:
-  // its content cannot be had now, and another try may follow.
+  // a window that cannot be executed, or another stage that is gone, but for LoadSlot's
+  // UNAVAILABLE: its content cannot be had now, and another try may follow.
   virtual absl::StatusOr<bool> Execute(const v1::Operation& operation) = 0;
 
   // These jobs lose what their open batches have accumulated.

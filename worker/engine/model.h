@@ -27,11 +27,11 @@ StageRange WholeModel(const storage::ModelDescription& description);
 
 // A stage of a base model with the memory for its microbatches in flight, each in a place of its
 // own. Runs the table of a ModelDescription and knows no family by name. Forward keeps, per block
-// and row, x at the block's entry (H); unless blocks are computed again, of attention: q, k, v after
-// the rotary embedding, or as the product leaves them where they are normed ((N + 2G) D), its output
-// (N D) and lse (N), of an MLP: gate and up (2F), of both what they leave where that is normed (H);
-// if nothing is computed again, the norm's output as well (H a block), the SwiGLU product (F an MLP)
-// and S.
+// and row, x at the block's entry (H); unless blocks are computed again, of attention: q, k, v
+// after the rotary embedding, or as the product leaves them where they are normed ((N + 2G) D), its
+// output (N D) and lse (N), of an MLP: gate and up (2F), of both what they leave where that is
+// normed (H); if nothing is computed again, the norm's output as well (H a block), the SwiGLU
+// product (F an MLP) and S.
 //
 // Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
 // a real one takes. The rules, every line rounded up to 64 bytes as one allocation
@@ -40,8 +40,8 @@ StageRange WholeModel(const storage::ModelDescription& description);
 // are float32:
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
 //                and out; head [V, H] unless tied (and on the same stage). Per norm H.
-//   rope         P D per distinct RopeSpec of the model, on every stage; 2 P D with longrope's second
-//                table (sizes::RopeRows)
+//   rope         P D per distinct RopeSpec of the model, on every stage; 2 P D where longrope has
+//                its second table (sizes::RopeRows)
 //   activations  k times, per block: T H; unless blocks are computed again attention T (N + 2G) D,
 //                T N D, T N; MLP 2 T F; if nothing is, T H more, T F of an MLP, and per linear
 //                T LoraSavedColumns
@@ -67,8 +67,8 @@ class Model {
   static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
                             StageRange range, GroupShape shape);
 
-  // What a transport takes of the device's memory beside the arena: where that is not the host's, one
-  // tensor for each neighbour (worker/transport/device_transport.h).
+  // What a transport takes of the device's memory beside the arena: where that is not the host's,
+  // one tensor for each neighbour (worker/transport/device_transport.h).
   static int64_t LandingBytes(const kernels::Backend& backend,
                               const storage::ModelDescription& description, StageRange range,
                               GroupShape shape);

@@ -18,7 +18,8 @@ struct MpiOptions {
   // so that the site starts another; else empty. Called on Join's thread; returns within seconds.
   std::function<absl::StatusOr<std::string>(int64_t epoch, const std::string& silent)> find_server;
   // silence_ms holds for the helpers of other stages too. MPI takes 0.4 s to begin and up to 2 s
-  // for each connection, however long the coordinator's lease is, so join_ms is not bounded by that.
+  // for each connection, however long the coordinator's lease is, so join_ms is not bounded by
+  // that.
   SocketsOptions connections = {.join_ms = 20'000};
 };
 

@@ -27,11 +27,11 @@ struct DeviceWay {
 //              chooses nccl and the other that or auto
 //   staged     else
 //
-// Both sides come to the same; it is logged, with why not otherwise. All stages of a group call it at
-// one time: it takes a few messages, and for NCCL 0.5 s for each of two edges of a border, first of
-// those behind stages 0, 2, .., then of those behind stages 1, 3, ...
-// FAILED_PRECONDITION: `way.choice` is kPeer or kNccl and a neighbour is out of its reach. INTERNAL:
-// what a neighbour says is no answer. Else errors of the transport.
+// Both sides come to the same; it is logged, with why not otherwise. All stages of a group call it
+// at one time: it takes a few messages, and for NCCL 0.5 s for each of two edges of a border, first
+// of those behind stages 0, 2, .., then of those behind stages 1, 3, ...
+// FAILED_PRECONDITION: `way.choice` is kPeer or kNccl and a neighbour is out of its reach.
+// INTERNAL: what a neighbour says is no answer. Else errors of the transport.
 absl::StatusOr<Crossings> AgreeOnCrossings(Transport* transport, const StageIdentity& me,
                                            const DeviceWay& way);
 

@@ -27,8 +27,8 @@ struct Crossings {
 };
 
 // Each end of a lane has memory for one tensor in which it crosses, which is allocated at its first
-// use: of a receiver [T, H] of the host where it is staged, else of the device; of a sender where it is
-// staged, of the host.
+// use: of a receiver [T, H] of the host where it is staged, else of the device; of a sender where
+// it is staged, of the host.
 //
 //   sender     waits for what writes the tensor; staged: copies it into host memory and sends that;
 //              peer: waits until the other side has room, copies it there, and says so;
@@ -38,10 +38,10 @@ struct Crossings {
 //              copies what has come behind the operations that were there at PostReceive
 //
 // All of this passes beside the device's operations, which wait for a copy that brings their input
-// and for nothing else: no stream of operations waits for another process, and a kernel of NCCL only
-// for what the other side does next. A thread for each end of a lane waits for the copies, so the
-// caller waits only where it would in the host's memory: for a tensor that has not come, or has not
-// left.
+// and for nothing else: no stream of operations waits for another process, and a kernel of NCCL
+// only for what the other side does next. A thread for each end of a lane waits for the copies, so
+// the caller waits only where it would in the host's memory: for a tensor that has not come, or has
+// not left.
 //
 // `below` is this stage's transport of the host's memory; `copies`, of the device, must outlive the
 // transport.

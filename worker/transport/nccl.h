@@ -1,4 +1,5 @@
-// NCCL, as far as two neighbouring stages need it: one direction between the memories of their GPUs.
+// NCCL, as far as two neighbouring stages need it: one direction between the memories of their
+// GPUs.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,9 @@ struct NcclConfig;
 // The library, opened at run time: few hosts have it, and none needs it. Threads: any.
 class NcclLibrary {
  public:
-  // As the dynamic linker finds `file`. FAILED_PRECONDITION: it is not installed, or too old, and how
-  // to mend that. It stays open for as long as the process lives, for it has threads of its own.
+  // As the dynamic linker finds `file`. FAILED_PRECONDITION: it is not installed, or too old, and
+  // how to mend that. It stays open for as long as the process lives, for it has threads of its
+  // own.
   static absl::StatusOr<std::unique_ptr<const NcclLibrary>> Open(
       const std::string& file = "libnccl.so.2");
 

@@ -58,7 +58,8 @@ absl::StatusOr<Listening> Listen(const std::string& host);
 
 // Non-blocking, small packets at once; a peer whose host does not answer for `silence_ms` is gone.
 absl::StatusOr<FileDescriptor> Accept(int listening, int64_t silence_ms);
-// UNAVAILABLE where nobody listens or no way leads there, DEADLINE_EXCEEDED, CANCELLED by `wake_up`.
+// UNAVAILABLE where nobody listens or no way leads there, DEADLINE_EXCEEDED, CANCELLED by
+// `wake_up`.
 absl::StatusOr<FileDescriptor> Dial(const std::string& endpoint, int64_t silence_ms,
                                     Deadline deadline, const WakeUp& wake_up);
 

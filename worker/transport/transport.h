@@ -54,9 +54,9 @@ struct Landing {
 //
 // Memory: belongs to the caller. From Send to WaitSent, and from PostReceive to WaitReceived, it is
 // the transport's. The host's is at rest when it is handed over: what is sent is written, what is
-// received into is read. A device's (device_transport.h) is handed over and back in the order of the
-// device's operations: a Send gives what those before it write, and those behind a WaitReceived read
-// what it has brought.
+// received into is read. A device's (device_transport.h) is handed over and back in the order of
+// the device's operations: a Send gives what those before it write, and those behind a WaitReceived
+// read what it has brought.
 // Threads: one calls for each end of a lane and for the notes, so one may for all; Interrupt and
 // GiveUpReceive may come from any.
 class Transport {
@@ -80,14 +80,15 @@ class Transport {
 
   // ---- for those who write into the other side's memory themselves ----
 
-  // As PostReceive, for a tensor of the shape of `memory` whose rows do not come this way: the other
-  // side learns `name`, writes the rows where it says, and then sends the passage alone, in_place.
+  // As PostReceive, for a tensor of the shape of `memory` whose rows do not come this way: the
+  // other side learns `name`, writes the rows where it says, and then sends the passage alone,
+  // in_place.
   virtual absl::Status Offer(Lane lane, const kernels::TensorView& memory, std::string name) = 0;
   // Until the other side has memory for the lane's next tensor; its name, "" without an Offer.
   virtual absl::StatusOr<std::string> WaitRoom(Lane lane) = 0;
-  // The passage of the tensor that was offered last, as soon as it has come and until the next Offer,
-  // whether WaitReceived has given it or not: for those who fetch the rows themselves, ahead of their
-  // stage. Has no limit, for nothing may be due for hours.
+  // The passage of the tensor that was offered last, as soon as it has come and until the next
+  // Offer, whether WaitReceived has given it or not: for those who fetch the rows themselves, ahead
+  // of their stage. Has no limit, for nothing may be due for hours.
   virtual absl::StatusOr<Passage> WaitComing(Lane lane) = 0;
   // OK, or the error that every call gives. Threads: any.
   virtual absl::Status broken() = 0;

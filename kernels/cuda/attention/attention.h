@@ -50,8 +50,8 @@ class AttentionOperation {
   void Forward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                const TensorView& k, const TensorView& v, const TensorView& out,
                const TensorView& lse);
-  // angles: by which dq and dk are to be turned back (RopeBackward), or empty; the same bits as by a
-  // pass of its own, which is made where the backward is not ours or heads are not turned whole.
+  // angles: by which dq and dk are to be turned back (RopeBackward), or empty; the same bits as by
+  // a pass of its own, which is made where the backward is not ours or heads are not turned whole.
   void Backward(const CudaBatch& batch, const AttentionShape& shape, const TensorView& q,
                 const TensorView& k, const TensorView& v, const TensorView& out,
                 const TensorView& lse, const TensorView& dout, const TensorView& dq,

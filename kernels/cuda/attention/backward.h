@@ -22,8 +22,9 @@
 // changes no bit. A warp fills a ring of tiles in shared memory ahead, over the borders of items.
 // The warpgroups start products in turns, so that one multiplies while the other takes
 // exponentials. Of a window's tiles those pass by that a row of the item sees; kernels without a
-// window are of their own, for the masks at its far end cost. Queries that are held are copied to registers, with their gradients: an operand A
-// of 64 rows in shared memory takes as long to read as the product itself.
+// window are of their own, for the masks at its far end cost. Queries that are held are copied to
+// registers, with their gradients: an operand A of 64 rows in shared memory takes as long to read
+// as the product itself.
 //
 // Order of sums: dv, dk: query heads in order, in each the queries ascending; dq: keys ascending;
 // steps of 64 in which the matrix units sum 16 at a time. A function of the row's place in its

@@ -8,8 +8,8 @@
 
 namespace lorad::kernels::cuda {
 
-// `context` must outlive it. A name (SharedMemory) holds the handle of CUDA IPC. CUDA opens no handle
-// in the process that made it; there a name stands for the memory itself.
+// `context` must outlive it. A name (SharedMemory) holds the handle of CUDA IPC. CUDA opens no
+// handle in the process that made it; there a name stands for the memory itself.
 std::unique_ptr<DeviceCopies> MakeCudaCopies(const Context& context);
 
 }  // namespace lorad::kernels::cuda

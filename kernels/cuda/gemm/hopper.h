@@ -70,7 +70,8 @@ enum class HopperTile : uint8_t {
   kSwiGluBackward192,
   kExponentials192,  // for GemmArguments::exponentials alone: a tile is a part
   kRope192,          // for GemmArguments::rope alone: 96 columns of lower and 96 of upper halves
-  // kSwiGlu192 and kSwiGluBackward192 with GELU: kernels of their own, for a branch would cost both.
+  // kSwiGlu192 and kSwiGluBackward192 with GELU: kernels of their own, for a branch would cost
+  // both.
   kGeGlu192,
   kGeGluBackward192,
 };

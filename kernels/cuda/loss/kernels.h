@@ -34,13 +34,14 @@ void LaunchGatherRows(const LossRange& range, const TensorView& x, const TensorV
 void LaunchScatterRows(const LossRange& range, const TensorView& from, const TensorView& to,
                        cudaStream_t stream);
 
-// For the j-th of the range, i, with z = logits[j], or cap tanh(logits[j] / cap) where cap is not 0,
-// and c = 1 - (z / cap)^2, or 1:
+// For the j-th of the range, i, with z = logits[j], or cap tanh(logits[j] / cap) where cap is not
+// 0, and c = 1 - (z / cap)^2, or 1:
 //   log_p[i] = z[t_i] - log sum exp(z);  gradient[j] = (onehot(t_i) - softmax(z)) * c.
-// logits [count, V] float32, used up; log_p [1, n]; gradient [count, V] out, or empty; may alias logits
-// where it is float32. Exponentials are then those of float32's last digits, otherwise the device's
-// fast ones (2 ulp near 0, what a bf16 gradient hides anyway). Sums: each thread adds vectors of 8
-// words, ascending, a block's width apart; then a fixed tree over threads. V decides, nothing else.
+// logits [count, V] float32, used up; log_p [1, n]; gradient [count, V] out, or empty; may alias
+// logits where it is float32. Exponentials are then those of float32's last digits, otherwise the
+// device's fast ones (2 ulp near 0, what a bf16 gradient hides anyway). Sums: each thread adds
+// vectors of 8 words, ascending, a block's width apart; then a fixed tree over threads. V decides,
+// nothing else.
 void LaunchSoftmaxGradient(const LossRange& range, const TensorView& logits, float cap,
                            const TensorView& log_p, const TensorView& gradient, bool accurate,
                            cudaStream_t stream);

@@ -22,8 +22,8 @@ int64_t TotalSteps(const records::JobRecord& record);
 // That of the job where older versions did not keep what it follows from.
 int64_t TotalTokens(const records::JobRecord& record);
 
-// Makes the job's total_tokens and total_squared_lengths what they are at its step: the squares that
-// its rows have a token in the mean, for each of these.
+// Makes the job's total_tokens and total_squared_lengths what they are at its step: the squares
+// that its rows have a token in the mean, for each of these.
 void SetTotals(records::JobRecord& record);
 
 }  // namespace lorad::server

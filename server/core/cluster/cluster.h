@@ -3,10 +3,10 @@
 // counted.
 //
 // Invariants: a worker is found by the name that it gave; a connection is that of one worker; a
-// lost one has no rest for its memory, which its next process finds out, and a group only where that
-// is of before this start and waits for it; while any is connected, a tick is due. A worker that has
-// connected has a record
-// in the store until it is forgotten: after a restart jobs are judged by those of before, too.
+// lost one has no rest for its memory, which its next process finds out, and a group only where
+// that is of before this start and waits for it; while any is connected, a tick is due. A worker
+// that has connected has a record in the store until it is forgotten: after a restart jobs are
+// judged by those of before, too.
 //
 // It knows the Turn, and groups as values. That a worker's group is there, and is that worker's, is
 // for Core::State to see to. Threads: the core's one. Errors: of Load, DATA_LOSS (STORE_CORRUPT);
@@ -113,8 +113,8 @@ class Cluster {
     return !worker.drained && WhyRests(worker).empty();
   }
   std::string WhyRests(const WorkerState& worker) const;
-  // It is connected, but so many heartbeats did not come that it may be stopped, or gone. One without
-  // a group leaves every second one out.
+  // It is connected, but so many heartbeats did not come that it may be stopped, or gone. One
+  // without a group leaves every second one out.
   bool IsSilent(const WorkerState& worker) const;
   static constexpr int64_t kSilentHeartbeats = 5;
   // The text that a waiting job shows about workers that rest or are drained; empty where none is.
@@ -133,9 +133,10 @@ class Cluster {
   int64_t TokensOf(const WorkerState& worker) const;
   // and where that says nothing, as many as are usual on its device.
   int64_t UsualTokens(const WorkerState& worker) const;
-  // The group that the job would have alone, on the worker where it leaves the most memory (the same
-  // job needs more on one device than on another), of these on the least slow, or, while there is
-  // none, on some CPU. Of the job, here and below, only model, longest_sequence and adapter count.
+  // The group that the job would have alone, on the worker where it leaves the most memory (the
+  // same job needs more on one device than on another), of these on the least slow, or, while there
+  // is none, on some CPU. Of the job, here and below, only model, longest_sequence and adapter
+  // count.
   LoneGroup GroupAlone(const planner::QueuedJob& job) const;
   // The workers as the policy sees them, each as if it were idle; lost ones too.
   std::vector<planner::WorkerView> Views() const;
@@ -151,7 +152,8 @@ class Cluster {
   void CompareSpeeds();
   // One that differs by less from 1 counts as 1.
   // A split of jobs that takes two workers for equally fast though one is so many times as slow has
-  // a sum of ends (1 + x)^2 / (4 x) times the least: 1.25 % more, below SchedulePolicy::least_share.
+  // a sum of ends (1 + x)^2 / (4 x) times the least: 1.25 % more, below
+  // SchedulePolicy::least_share.
   static constexpr double kNoticed = 1.25;
   static constexpr double kSlownessMax = 100;  // or fastness: what says more is of something else
   // Who is slow may get no job, and never be measured again: after so long it counts as recovered.

@@ -1,7 +1,7 @@
 // What was learned of workers: the time of microbatches, by base model, device, numerics id and
-// length of a microbatch; the time that forming a group takes and the memory beyond what is counted,
-// by base model and device with its numerics id; and how true forecasts were (planner/cost/time.h,
-// memory_fit.h, forecast_errors.h). Kept over starts.
+// length of a microbatch; the time that forming a group takes and the memory beyond what is
+// counted, by base model and device with its numerics id; and how true forecasts were
+// (planner/cost/time.h, memory_fit.h, forecast_errors.h). Kept over starts.
 //
 // Invariants: a fit is found by what it was learned of; what has changed since it was put into the
 // store is marked. A part of Cluster; it knows the Turn, and workers as values. Threads: the core's

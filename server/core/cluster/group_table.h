@@ -34,12 +34,12 @@ class GroupTable {
   // Null where there is none.
   GroupState* Find(const std::string& name);
   const GroupState* Find(const std::string& name) const;
-  // A new one, in phase kForming and under an epoch of its own; `stages`: of each the worker, and of
-  // several the range.
+  // A new one, in phase kForming and under an epoch of its own; `stages`: of each the worker, and
+  // of several the range.
   GroupState& Form(const std::string& base_model, std::vector<StageState> stages,
                    const planner::GroupShape& shape);
-  // One of before this start (group_records.h). False: its name or its epoch is none, or taken, or one
-  // of its workers or jobs is in another group.
+  // One of before this start (group_records.h). False: its name or its epoch is none, or taken, or
+  // one of its workers or jobs is in another group.
   bool TakeUp(GroupState group);
   // Puts the group's record, and those of its windows at hand (group_records.h), where they are not
   // what they were. Empty: it has none.
@@ -58,7 +58,7 @@ class GroupTable {
   // It is a member no more.
   void Erase(GroupState& group, const std::string& job);
   // Raises counted_bytes to what the group has now: the bytes that its workers reported, and the
-  // planner's for each loaded slot. (What the engine counts: docs/engine.md, "Planned and counted".)
+  // planner's for each loaded slot. What the engine counts is another sum (docs/engine.md).
   static void CountBytes(GroupState& group, const planner::ModelShape& model);
   bool HasMember(const std::string& job) const;
   // Null where no group of that epoch has the job.
@@ -69,8 +69,8 @@ class GroupTable {
   static std::string WorkersText(const GroupState& group);
 
   // ---- plans ----
-  // Asks for the plan of the group's next window, where there is anything to do in it, or in flight.
-  // REQUIRES: it awaits none.
+  // Asks for the plan of the group's next window, where there is anything to do in it, or in
+  // flight. REQUIRES: it awaits none.
   void PlanWindow(GroupState& group, PlanInput input);
   // The group's worker has run out of windows: a plan that is awaited is to end soon.
   void HurryPlan(GroupState& group);

@@ -30,8 +30,8 @@ void KeepMeasured(const worker::v1::MicrobatchDone& done, std::vector<std::strin
 planner::StageMoments NewestOf(const std::deque<MeasuredMicrobatch>& measured, size_t count,
                                double offset_ms);
 
-// What the stages of a group compute of a microbatch, each for itself, summed up: what one worker with
-// all blocks would take.
+// What the stages of a group compute of a microbatch, each for itself, summed up: what one worker
+// with all blocks would take.
 class WholePasses {
  public:
   struct Times {

@@ -30,7 +30,8 @@ class Speed {
   // Those of another base model begin anew.
   void Observe(const std::string& base_model, const TimedMicrobatch& one);
   const std::string& base_model() const { return base_model_; }
-  // How many times as long as by `times` the spans that count have taken, in the mean; 0: not known.
+  // How many times as long as by `times` the spans that count have taken, in the mean; 0: not
+  // known.
   double Ratio(const planner::TimeModel& times) const;
   // The mean length of a span. A worker that was last measured longer ago than this is not compared
   // (speeds.cc): what has changed since may be in all spans of another, and in none of its own.

@@ -85,8 +85,8 @@ struct MoveUpload {
   std::string path;
 };
 
-// Makes a checkpoint's directory of the uploaded shards of all stages, manifest last, and removes the
-// shards. What it holds does not depend on how many there were. -> CheckpointWritten.
+// Makes a checkpoint's directory of the uploaded shards of all stages, manifest last, and removes
+// the shards. What it holds does not depend on how many there were. -> CheckpointWritten.
 struct WriteCheckpoint {
   uint64_t number = 0;
   std::vector<std::string> uploads;  // by stage

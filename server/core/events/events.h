@@ -82,8 +82,8 @@ struct EstimateJob {
 // -> JobSnapshot: where a watch begins. Pages: the jobs among `names` (empty = all) whose newest
 // revision is after `after` and at most `up_to`, in the order of these. The watcher asks again with
 // `after` = the last job's revision, until a page is not full. A job that has changed, or has gone,
-// since `up_to` is left out: RevisionLog tells of it, and goes on from there. NOT_FOUND where a name
-// is unknown as the first page is asked for.
+// since `up_to` is left out: RevisionLog tells of it, and goes on from there. NOT_FOUND where a
+// name is unknown as the first page is asked for.
 struct SnapshotJobs {
   std::vector<std::string> names;
   int64_t after = 0;
@@ -164,8 +164,8 @@ struct EndGeneration {
   std::string name;
 };
 
-// -> v1::Job, whose last_checkpoint_step is meant where the step is 0. Somebody reads the checkpoint:
-// for a minute it is not removed for the sake of newer ones (checkpoint_keep_last).
+// -> v1::Job, whose last_checkpoint_step is meant where the step is 0. Somebody reads the
+// checkpoint: for a minute it is not removed for the sake of newer ones (checkpoint_keep_last).
 struct HoldCheckpoint {
   std::string job;
   int64_t step = 0;
@@ -199,8 +199,8 @@ inline const std::string* UploadOf(const Request& request) {
 
 // Get -> the resource; List -> its response; Delete and Unregister -> std::monostate; Cancel,
 // Pause, Resume, Finish and Update -> v1::Job; Drain and Undrain -> v1::Worker; GetCluster ->
-// v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; GetTrace -> MeasuredGroup; SetQuota -> v1::Quota; ListQuotas ->
-// v1::ListQuotasResponse; DeleteQuota -> std::monostate.
+// v1::ClusterStatus; ListWorkers -> v1::ListWorkersResponse; GetTrace -> MeasuredGroup; SetQuota ->
+// v1::Quota; ListQuotas -> v1::ListQuotasResponse; DeleteQuota -> std::monostate.
 using ReplyValue =
     std::variant<std::monostate, v1::Job, v1::ListJobsResponse, v1::JobEstimate, JobSnapshot,
                  v1::Model, v1::ListModelsResponse, v1::Dataset, v1::ListDatasetsResponse,

@@ -71,8 +71,8 @@ struct SaveUnit {
   int64_t step = 0;
 };
 
-// The next tokens of answers of one guest (server/core/generations), at most one of each answer. The
-// segments are whole: ids, and how the token is chosen.
+// The next tokens of answers of one guest (server/core/generations), at most one of each answer.
+// The segments are whole: ids, and how the token is chosen.
 struct GenerateUnit {
   std::string job;  // the guest
   std::vector<worker::v1::Segment> segments;
@@ -80,7 +80,8 @@ struct GenerateUnit {
 
 // Order of operations in the window: frees, loads, saves, then the units packed together. At least
 // one of all lists is not empty, or something is in flight; a job has at most one train or evaluate
-// unit, a guest one generate unit. Of several stages the order runs on over windows; one without units drains the pipeline.
+// unit, a guest one generate unit. Of several stages the order runs on over windows; one without
+// units drains the pipeline.
 struct PlanInput {
   int64_t epoch = 0;
   int64_t window = 0;

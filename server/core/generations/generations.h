@@ -12,8 +12,8 @@
 //
 // Invariants: an answer that has not ended is one of its guest's and fits its room, and a guest has
 // one at least; a token is asked for once at a time; a reader is answered once. A generation that
-// nobody has asked for longer than kUnreadUs is over, so what it holds is bounded: max_tokens of each
-// answer, and kAnswersMax answers in all.
+// nobody has asked for longer than kUnreadUs is over, so what it holds is bounded: max_tokens of
+// each answer, and kAnswersMax answers in all.
 //
 // It knows the Turn, and jobs, models and groups by name alone. Threads: the core's one. Errors:
 // those of the API, as Status.

@@ -57,9 +57,9 @@ class JobQueue {
   void SetTimer();
 
   bool empty() const { return queue_.empty(); }
-  // These stand in this order from now on, as a decision looks at them. Others of the queue, and who
-  // enters it, stand before the first that arrived later, or is less important. REQUIRES: each is in
-  // the queue.
+  // These stand in this order from now on, as a decision looks at them. Others of the queue, and
+  // who enters it, stand before the first that arrived later, or is less important. REQUIRES: each
+  // is in the queue.
   void Arrange(std::vector<JobState*> order);
   // From 1. REQUIRES: it is in the queue.
   int PlaceOf(const JobState& job) const;
@@ -76,8 +76,8 @@ class JobQueue {
   static void PrefetchAfter(const std::vector<JobState*>& jobs, size_t i);
   static void PrefetchWaitAfter(const std::vector<JobState*>& jobs, size_t i);
 
-  // Whether it goes before all of its priority. One that is tried alone does: others may wait for what
-  // comes of it (losses.h).
+  // Whether it goes before all of its priority. One that is tried alone does: others may wait for
+  // what comes of it (losses.h).
   static bool LeadsEquals(const JobState& job) {
     return job.record.first_of_equals() || job.record.alone();
   }

@@ -99,8 +99,8 @@ struct JobState {
   v1::Job::State state() const { return record.job().state(); }
 };
 
-// The hash of what an etag covers: the job's state, and what its users may change. It holds for this
-// process alone.
+// The hash of what an etag covers: the job's state, and what its users may change. It holds for
+// this process alone.
 uint64_t HashOfEtag(const v1::Job& job);  // job_revisions.cc
 
 // A job in the order of arrival. When it has ended, and nobody works on it any more, the record's

@@ -12,10 +12,10 @@
 // Between turns every change is published, and those that have ended and at whose side nobody works
 // are put away.
 //
-// It knows the Turn, the Quotas, to which it reports what its jobs use, and the RowChecks, for a job
-// that leaves a state waits for no rows any more; and it looks at the GroupTable for who shares a
-// job's group. Threads: the core's one. Errors of Load: DATA_LOSS (STORE_CORRUPT). A reference to a
-// JobState holds until the end of the turn.
+// It knows the Turn, the Quotas, to which it reports what its jobs use, and the RowChecks, for a
+// job that leaves a state waits for no rows any more; and it looks at the GroupTable for who shares
+// a job's group. Threads: the core's one. Errors of Load: DATA_LOSS (STORE_CORRUPT). A reference to
+// a JobState holds until the end of the turn.
 #pragma once
 
 #include <cstdint>
@@ -96,14 +96,14 @@ class JobTable {
   // The job goes on from its newest checkpoint: what came after it is not done any more.
   void FallBack(JobState& job);
   // The same, and it is in no group any more: PAUSED where it was PAUSING, else QUEUED, and there
-  // behind those that wait as it does, before its equals, or before all others, as who moves or comes
-  // back to a group that is formed again. REQUIRES: it is placed.
+  // behind those that wait as it does, before its equals, or before all others, as who moves or
+  // comes back to a group that is formed again. REQUIRES: it is placed.
   enum class Standing { kAsOthers, kFirstOfEquals, kFirst };
   void Unplace(JobState& job, const std::string& message, Standing standing = Standing::kAsOthers);
   // Its new values, in every state. A job in the queue takes its new place there.
   void Update(JobState& job, const v1::Job& values, const std::vector<std::string>& fields);
-  // A checkpoint of so many bytes is committed, or is no more. REQUIRES: checkpoint_steps has it, or
-  // has it no more.
+  // A checkpoint of so many bytes is committed, or is no more. REQUIRES: checkpoint_steps has it,
+  // or has it no more.
   void StoreBytes(JobState& job, int64_t step, int64_t bytes);
   // Its checkpoint of that step, which is tried again, could not be written: told in an event, and
   // shown until one is written.

@@ -1,9 +1,9 @@
 // Quotas: how much the jobs of a label may have at once, and how much they have.
 //
-// A quota's label is "team=math", or "team=*" for each value by itself that has no quota of its own.
-// A job is held to those of all of its labels: HeldBy names them by their values, "team=math" in
-// both cases. The use of every label is kept as it changes, whether it has a quota or not, so a new
-// quota knows it at once.
+// A quota's label is "team=math", or "team=*" for each value by itself that has no quota of its
+// own. A job is held to those of all of its labels: HeldBy names them by their values, "team=math"
+// in both cases. The use of every label is kept as it changes, whether it has a quota or not, so a
+// new quota knows it at once.
 //
 // Invariants: a quota stands under its own label, and its limits are not negative; no use is
 // negative, and none is kept that is nothing. That the use is that of the jobs is for JobTable,

@@ -9,7 +9,8 @@ namespace lorad::server {
 
 class RevisionAges {
  public:
-  // Keeps each revision for `keep_us` at least, and for an eighth more at most while Note is called.
+  // Keeps each revision for `keep_us` at least, and for an eighth more at most while Note is
+  // called.
   explicit RevisionAges(int64_t keep_us) : keep_us_(keep_us), every_us_(keep_us / kMarks + 1) {}
 
   // `newest` is the newest revision at that time. Neither ever falls.

@@ -28,8 +28,9 @@ bool IsSuspect(int32_t losses);
 // JobRecord::alone after it: what happens next is its doing.
 bool AloneAfterLoss(int32_t losses, int32_t suspects);
 
-// Whether the job fails: it was alone, and that often. Of `losses`, this one included, `redone` were
-// at what it had done before; `losses_alone` of the others were when it was alone, before this one.
+// Whether the job fails: it was alone, and that often. Of `losses`, this one included, `redone`
+// were at what it had done before; `losses_alone` of the others were when it was alone, before this
+// one.
 inline constexpr int32_t kRedoneFactor = 4;
 bool IsToBlame(int32_t losses, int32_t redone, int32_t losses_alone, int32_t losses_max,
                int64_t jobs_of_group);

@@ -1,4 +1,5 @@
-// How fast something was done lately: the ends of steps or microbatches, with what was done in each.
+// How fast something was done lately: the ends of steps or microbatches, with what was done in
+// each.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Workers, groups and jobs of tests of base models that need several workers: "large" fits no worker
-// alone, "small" does.
+// Workers, groups and jobs of tests of base models that need several workers: "large" fits no
+// worker alone, "small" does.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Workers, groups and jobs of tests that weigh times: devices "slow" and "fast", base models "m" and
-// "n".
+// Workers, groups and jobs of tests that weigh times: devices "slow" and "fast", base models "m"
+// and "n".
 #pragma once
 
 #include <string>

@@ -13,8 +13,8 @@ namespace lorad::sim {
 // ten seconds, and what trains beside it.
 inline constexpr int64_t kPassedMax = 10;
 
-// What it is told is what is to be told, of each answer from its beginning on; the call ends with all
-// answers whole, or with a status. Where the coordinator has forgotten it, it asks once more.
+// What it is told is what is to be told, of each answer from its beginning on; the call ends with
+// all answers whole, or with a status. Where the coordinator has forgotten it, it asks once more.
 class AskingClient final : public Client {
  public:
   AskingClient(Site& site, std::vector<server::AskedAnswer> asks);

@@ -18,8 +18,8 @@ namespace lorad::sim {
 using Census = std::map<std::string, std::set<std::string>>;
 inline constexpr char kCancelled[] = "cancelled job";
 inline constexpr int64_t kAgainUs = 100'000;  // before a client asks again
-// Who is refused in a story of its own (SiteClient) asks again after a pause that doubles up to this,
-// as callers of gRPC do.
+// Who is refused in a story of its own (SiteClient) asks again after a pause that doubles up to
+// this, as callers of gRPC do.
 inline constexpr int64_t kAgainAtMostUs = 3'200'000;
 
 // ---- what clients ask for ----

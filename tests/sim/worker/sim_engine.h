@@ -1,5 +1,6 @@
-// The engine of a worker without arithmetic, also as one stage of several: it checks that what it is
-// asked to do makes sense, and reports losses that are a function of job, step and sequence alone.
+// The engine of a worker without arithmetic, also as one stage of several: it checks that what it
+// is asked to do makes sense, and reports losses that are a function of job, step and sequence
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -67,8 +68,9 @@ class SimEngine {
   };
   SimEngine(Hooks hooks, const WorkerScript& script) : hooks_(std::move(hooks)), script_(script) {}
 
-  // Carries out an order of the worker's core. `done` is called once with what EngineDone is to say:
-  // at once, or when what it waits for from other stages has come; not where the engine ends first.
+  // Carries out an order of the worker's core. `done` is called once with what EngineDone is to
+  // say: at once, or when what it waits for from other stages has come; not where the engine ends
+  // first.
   using Done = SimStage::Done;
   void CarryOut(const worker::Effect& order, const Done& done);
   // The effects CancelCalls and GiveUpReceive.

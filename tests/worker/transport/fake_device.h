@@ -1,5 +1,5 @@
-// A device whose memory is the host's and whose operations are done when they are called. Its copies
-// are not: each lane has a thread that does them later, at times of a seed.
+// A device whose memory is the host's and whose operations are done when they are called. Its
+// copies are not: each lane has a thread that does them later, at times of a seed.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct FakeDevice {
   int64_t delay_us_max = 200;  // of a copy
   bool shares = true;          // or refuses to
   bool opens = true;           // what others share, or refuses to
-  // Whether operations wait for a Lead, as they do; else who reads what was copied waits for the end
-  // of the lane.
+  // Whether operations wait for a Lead, as they do; else who reads what was copied waits for the
+  // end of the lane.
   bool leads = true;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -104,6 +105,18 @@ class Shards {
   SafetensorsHeader all_;
 };
 
+// Of whole float32 values.
+bool AreFinite(std::string_view values) {
+  constexpr uint32_t kExponent = 0x7f80'0000;
+  bool finite = true;
+  for (size_t i = 0; i < values.size(); i += sizeof(uint32_t)) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, values.data() + i, sizeof(bits));
+    finite &= (bits & kExponent) != kExponent;
+  }
+  return finite;
+}
+
 // The shards' masters, or their moments, as a safetensors file.
 absl::StatusOr<ListedFile> WriteTensors(Files& files, const std::string& directory,
                                         const std::string& name, const Shards& shards,
@@ -119,8 +132,11 @@ absl::StatusOr<ListedFile> WriteTensors(Files& files, const std::string& directo
   SafetensorsWriter writer(layout, [&](std::string_view bytes) { return file->Append(bytes); });
   if (absl::Status status = writer.Start(); !status.ok()) return status;
   for (const TensorInfo& tensor : layout.tensors()) {
-    const absl::Status status =
-        shards.Stream(tensor.name, [&](std::string_view bytes) { return writer.Append(bytes); });
+    const absl::Status status = shards.Stream(tensor.name, [&](std::string_view bytes) {
+      if (AreFinite(bytes)) return writer.Append(bytes);
+      return Invalid(
+          absl::StrCat("tensor ", Quoted(tensor.name), " has a value that is not finite"));
+    });
     if (!status.ok()) return status;
   }
   writer.Finish();
@@ -265,7 +281,11 @@ absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
   if (absl::Status status = files.MakeDirectory(temporary); !status.ok()) return status;
   absl::StatusOr<std::vector<ListedFile>> written =
       WriteFiles(files, temporary, *shards, expected, config);
-  if (!written.ok()) return written.status();
+  if (!written.ok()) {
+    // Room that others may need. What cannot be removed is removed before the next one is written.
+    RemoveTree(files, temporary).IgnoreError();
+    return written.status();
+  }
   if (absl::Status status = files.SyncDirectory(temporary); !status.ok()) return status;
   if (absl::Status status = files.Rename(temporary, directory); !status.ok()) return status;
   if (absl::Status status = files.SyncDirectory(ParentPath(directory)); !status.ok()) return status;

@@ -57,7 +57,8 @@ absl::StatusOr<CheckpointState> ShardState(const SafetensorsHeader& header);
 // how the matrices lie in them changes no byte of what is written. Where the same checkpoint is
 // there already, whole, it is returned and nothing is written: a commit may be tried again.
 // REQUIRES: the parent exists, durably. Refused: a state other than `expected`, tensors other than
-// float32, missing moments, a matrix twice, matrices that do not fit `config`.
+// float32, missing moments, a matrix twice, matrices that do not fit `config`, a value that is not
+// finite.
 // Errors of the disk pass through.
 absl::StatusOr<Checkpoint> CommitCheckpoint(Files& files,
                                             const std::vector<std::string>& shard_paths,

@@ -1,6 +1,8 @@
 #include "storage/adapters/checkpoint.h"
 
 #include <catch2/catch.hpp>
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "storage/files/errors.h"
@@ -188,6 +190,16 @@ TEST_CASE("a shard that is not what was asked for is refused", "[checkpoint]") {
   entries = ShardEntries();
   entries.erase(entries.begin(), entries.begin() + 3);
   CHECK_THAT(message(entries, ShardMetadata(kState)), Contains("missing tensor"));
+  // The last value of the file, of a moment.
+  std::string bytes = SafetensorsOf(ShardEntries(), ShardMetadata(kState));
+  const float none = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(bytes.data() + bytes.size() - sizeof(none), &none, sizeof(none));
+  const std::string shard = directory.Write("shard", bytes);
+  const auto committed =
+      CommitCheckpoint(RealFiles(), {shard}, kState, Config(), directory / "step-7");
+  CHECK(absl::IsInvalidArgument(committed.status()));
+  CHECK_THAT(std::string(committed.status().message()), Contains("a value that is not finite"));
+  CHECK_FALSE(RealFiles().Exists(directory / "step-7.tmp"));
 }
 
 TEST_CASE("a commit may be tried again, but not over another checkpoint", "[checkpoint]") {

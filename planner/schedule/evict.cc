@@ -3,6 +3,8 @@
 #include <cassert>
 #include <limits>
 #include <map>
+#include <string>
+#include <string_view>
 #include <tuple>
 
 #include "planner/schedule/shapes.h"
@@ -24,7 +26,12 @@ class Chooser {
         waiter_(waiter),
         job_(*waiter.job),
         points_(points),
-        targets_(targets) {}
+        targets_(targets) {
+    if (!view.policy.fair_share) return;
+    for (const GroupView& group : view.groups) {
+      for (const RunningJob& running : group.running) ++shares_[running.label_group];
+    }
+  }
 
   std::optional<Eviction> Choose() const {
     std::optional<Eviction> best;
@@ -123,7 +130,8 @@ class Chooser {
       const bool had_its_time = running->running_s >= view_.policy.MinimumRun();
       Candidate candidate{.member = m};
       candidate.evictable = running->priority < job_.priority ||
-                            (running->priority == job_.priority && had_its_time && points_ >= 1);
+                            (running->priority == job_.priority && had_its_time && points_ >= 1 &&
+                             HasNoLess(*running));
       // A job that was moved stays, but for a higher static priority; nor is it moved then.
       const bool suspect = running->company_max > 0 || running->alone;
       candidate.movable = !suspect && !running->stays &&
@@ -131,14 +139,26 @@ class Chooser {
                           groups_[g]->stages.empty() && HasOtherGroup(g, m);
       if (candidate.evictable || candidate.movable) candidates.push_back(candidate);
     }
-    std::stable_sort(candidates.begin(), candidates.end(),
-                     [&](const Candidate& a, const Candidate& b) {
-                       const RunningJob& x = Running(g, a.member);
-                       const RunningJob& y = Running(g, b.member);
-                       return std::make_tuple(!a.movable, x.priority, -x.arrival) <
-                              std::make_tuple(!b.movable, y.priority, -y.arrival);
-                     });
+    std::stable_sort(
+        candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+          const RunningJob& x = Running(g, a.member);
+          const RunningJob& y = Running(g, b.member);
+          return std::make_tuple(!a.movable, x.priority, -ShareOf(x.label_group), -x.arrival) <
+                 std::make_tuple(!b.movable, y.priority, -ShareOf(y.label_group), -y.arrival);
+        });
     return candidates;
+  }
+
+  // So many jobs of the label group run; 0 where shares are not fair.
+  int64_t ShareOf(const std::string& label_group) const {
+    const auto share = shares_.find(label_group);
+    return share == shares_.end() ? 0 : share->second;
+  }
+
+  // A place goes to the job's label group from itself, or from one that has more.
+  bool HasNoLess(const RunningJob& running) const {
+    return running.label_group == job_.label_group ||
+           ShareOf(running.label_group) > ShareOf(job_.label_group) || shares_.empty();
   }
 
   // The share of a group that re-placed jobs take.
@@ -274,6 +294,7 @@ class Chooser {
   const QueuedJob& job_;
   const double points_;
   const Targets targets_;
+  std::map<std::string_view, int64_t> shares_;  // running jobs by label group; empty: not fair
   mutable std::map<size_t, std::vector<size_t>> with_room_;  // groups, by class of jobs
 };
 

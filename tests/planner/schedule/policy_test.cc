@@ -352,6 +352,31 @@ TEST_CASE("Fair share takes one after another") {
   }
 }
 
+TEST_CASE("Where users share, a place goes to a user from one that has more, or from itself") {
+  const int64_t three = BudgetFor(500, {64, 64, 64});
+  const auto decided = [&](const QueuedJob& waits, const std::vector<std::string>& users) {
+    ClusterView view = View({Group("g", "m", three,
+                                   {{"r", 0, 10000, 64, users[0]},
+                                    {"s", 0, 10000, 64, users[1]},
+                                    {"t", 0, 10000, 64, users[2]}})},
+                            {waits});
+    view.policy.fair_share = true;
+    view.policy.points_max = 8;
+    const std::string text = Text(view);
+    return text.substr(0, text.find('\n'));
+  };
+  const int64_t long_s = 20 * 3600;
+  // Not the only one of another, though it came last.
+  CHECK(decided(Job("x", 0, long_s, "a"), {"a", "a", "b"}) == "evict g: s for x");
+  CHECK(decided(Job("x", 0, long_s, "b"), {"a", "a", "b"}) == "evict g: s for x");
+  // Of who has most, not of who came last.
+  CHECK(decided(Job("x", 0, long_s, "c"), {"a", "a", "b"}) == "evict g: s for x");
+  CHECK(decided(Job("x", 0, long_s, "c"), {"b", "a", "a"}) == "evict g: t for x");
+  CHECK(decided(Job("x", 0, long_s, "a"), {"a", "b", "c"}) == "evict g: r for x");
+  // Others have no more than it would have, and none is its own.
+  CHECK(decided(Job("x", 1, 0, "a"), {"b", "c", "d"}) == "evict g: t for x");
+}
+
 TEST_CASE("The reason is of a worker with room for the job, not of a group that never has") {
   const int64_t small = BudgetFor(500, {8}), big = int64_t{8} << 30;  // x needs one of rank 1024
   ClusterView view = View({Group("g", "m", small, {}), Group("h", "n", big, {{"a", 5, 9}})},

@@ -1,8 +1,8 @@
 // lora generate
 
 #include <CLI/CLI.hpp>
+#include <cstddef>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -44,8 +44,15 @@ Json ToJson(const std::string& source, const Answered& answer) {
 
 absl::Status ReadPrompt(Options& options) {
   if (options.prompt == "-") {
-    options.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    // Far more than the positions of any model hold.
+    constexpr std::size_t kBytesMax = 1 << 20;
+    options.prompt.resize(kBytesMax + 1);
+    std::cin.read(options.prompt.data(), static_cast<std::streamsize>(options.prompt.size()));
     if (std::cin.bad()) return Error("INPUT_LOST", "stdin cannot be read");
+    options.prompt.resize(static_cast<std::size_t>(std::cin.gcount()));
+    if (options.prompt.size() > kBytesMax) {
+      return Error("PROMPT_TOO_LONG", absl::StrCat("stdin is longer than ", kBytesMax, " bytes"));
+    }
   }
   if (absl::Status status = CheckText("the prompt", options.prompt); !status.ok()) return status;
   return CheckText("the text of --system", options.system);

@@ -8,7 +8,7 @@ namespace lorad::client {
 std::string CheckAddress(const std::string& address) {
   const size_t colon = address.rfind(':');
   int port = 0;
-  if (colon != std::string::npos && colon > 0 &&
+  if (colon != std::string::npos && colon > 0 && address.find('/') == std::string::npos &&
       absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535) {
     return "";
   }

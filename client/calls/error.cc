@@ -86,10 +86,16 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
                          absl::StrContains(message, "Connection reset by peer"));
     message = absl::StrCat(
         "no lorad answers at ", server, " (", refused ? "connection refused" : message, "); ",
-        closed ? "what listens there closes the connection, as a port for workers does "
-                 "(--worker-listen): name the daemon's --listen address with --server HOST:PORT"
+        closed ? "what listens there closes the connection, as a daemon does that has just ended, "
+                 "or a port for workers (--worker-listen): name the daemon's --listen address with "
+                 "--server HOST:PORT"
                : "start one with `lorad serve --data-dir DIR`, or name another with --server "
                  "HOST:PORT");
+  }
+  if (details.reason.empty() && code == absl::StatusCode::kResourceExhausted &&
+      absl::StrContains(message, "message larger than max")) {
+    details.reason = "REQUEST_TOO_LARGE";
+    message = absl::StrCat("the daemon takes no request of that size (", message, ")");
   }
   if (details.reason.empty() && code == absl::StatusCode::kUnimplemented) {
     message = absl::StrCat("what answers at ", server, " does not know this call (", message,

@@ -95,6 +95,8 @@ bool Follower::WaitForDaemon() {
   }
   if (NowMs() - lost_since_ms_ > kLostMsMax) return false;
   std::this_thread::sleep_for(kTryEvery);
+  // Each try is one: gRPC would answer for some of them that it waits a while itself.
+  grpc::experimental::ChannelResetConnectionBackoff(session_.channel().get());
   return true;
 }
 

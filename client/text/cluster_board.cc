@@ -133,7 +133,10 @@ std::string ClusterBoard::Counts() const {
   const auto of = [](int count, const char* one, const char* several) {
     return absl::StrCat(count, " ", count == 1 ? one : several);
   };
-  return absl::StrCat(of(workers_.workers_size(), "worker, ", "workers, "),
+  const auto there = std::ranges::count_if(workers_.workers(), [](const Worker& worker) {
+    return worker.state() != Worker::LOST && worker.state() != Worker::AWAITED;
+  });
+  return absl::StrCat(of(static_cast<int>(there), "worker, ", "workers, "),
                       of(of_kind[0], "job runs, ", "jobs run, "),
                       of(of_kind[1], "waits, ", "wait, "),
                       absl::StrFormat("%d paused; %.0f tokens/s", of_kind[2], tokens_per_second));

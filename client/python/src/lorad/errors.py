@@ -104,4 +104,6 @@ def from_rpc(error: Any, server: str) -> LoradError:
                 keywords["retry_after"] = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED") and "reason" not in keywords:
         message = f"no daemon answers at {server}: {message}"
+    if code == "RESOURCE_EXHAUSTED" and "message larger than max" in message:
+        keywords["reason"], message = "REQUEST_TOO_LARGE", f"the daemon takes no request of that size ({message})"
     return _CLASSES.get(code, LoradError)(message, code=code, violations=violations, **keywords)

@@ -170,11 +170,15 @@ absl::Status RowChecks::SumUp(records::JobRecord& record, v1::JobError* error) c
       error->set_reason("INVALID_ROWS");
       error->set_field(field);
       error->set_line(rows.error_line());
-      error->set_message(absl::StrCat(
-          "dataset '", *dataset, "' has ", rows.error_count(), " bad row",
-          rows.error_count() > 1 ? "s" : "", " for this model and length, the first in line ",
-          rows.error_line(), ": ", rows.error_reason(), UntrainedText(rows),
-          "; 'lora dataset validate' lists them all"));
+      const bool all_together = rows.error_line() == 0;  // each was skipped, say
+      const std::string which =
+          all_together ? absl::StrCat("', for this model and length: ", rows.error_reason())
+                       : absl::StrCat("' has ", rows.error_count(), " bad row",
+                                      rows.error_count() > 1 ? "s" : "",
+                                      " for this model and length, the first in line ",
+                                      rows.error_line(), ": ", rows.error_reason());
+      error->set_message(absl::StrCat("dataset '", *dataset, which, UntrainedText(rows),
+                                      "; 'lora dataset validate' lists them all"));
       return Error(absl::StatusCode::kInvalidArgument, error->reason(), error->message(),
                    {{"field", field}, {"line", absl::StrCat(rows.error_line())}});
     }

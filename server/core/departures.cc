@@ -45,6 +45,7 @@ absl::Status NothingTrained(const JobState& job) {
 void Core::State::Depart(JobState& job, const std::string& why, bool resumes) {
   GroupState& group = *GroupOf(job);
   Member& member = group.members.at(job.name());
+  if (member.not_finite) return;  // it leaves without its last step
   member.departing = true;
   member.resumes = resumes;
   member.why_departs = why;
@@ -189,7 +190,7 @@ void Core::State::StopPausing(JobState& job, const std::string& why) {
   }
   // One whose slot is being freed, or whose worker is drained, leaves, and is queued again at once.
   const bool drained = IsDrained(group) && job.state() != v1::Job::FINALIZING;
-  member.departing = member.slot == Member::Slot::kFreeing || drained;
+  member.departing = member.slot == Member::Slot::kFreeing || drained || member.not_finite;
   member.resumes = member.departing;
   member.why_departs = drained ? WhyDrained(group) : why;
   MaybeFinish(job);
@@ -224,6 +225,8 @@ void Core::State::On(uint64_t request, const v1::FinishJobRequest& content) {
 
 void Core::State::Finish(JobState& job) {
   GroupState* group = IsPlaced(job.state()) ? GroupOf(job) : nullptr;
+  // It leaves without what it did here, and does that again elsewhere.
+  if (group && group->members.at(job.name()).not_finite) group = nullptr;
   int64_t end = job.job().step();
   if (group) end = std::max(end, group->members.at(job.name()).planned_step);
   job.job().set_finish_step(end);
@@ -263,7 +266,8 @@ bool Core::State::SavesLast(const GroupState& group, const Member& member,
                             const JobState& job) const {
   return job.state() == v1::Job::CANCELLING && turn_.now_us() < job.cancel_until_us &&
          group.then == GroupState::Then::kGoOn && member.slot == Member::Slot::kLoaded &&
-         job.job().last_checkpoint_step() < member.done_step && turn_.room().ok();
+         !member.not_finite && job.job().last_checkpoint_step() < member.done_step &&
+         turn_.room().ok();
 }
 
 void Core::State::EndCancelled(const GroupState& group) {

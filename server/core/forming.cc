@@ -93,11 +93,14 @@ void Core::State::OnGroupFormed(GroupState& group, StageState& stage,
   stage.reserved_bytes = formed.reserved_bytes();
   stage.endpoint = formed.endpoint();
   WorkerOf(stage).files_rest.times = 0;
+  // It took no longer than was waited for it, whatever a worker says.
+  const double waited_s = static_cast<double>(turn_.now_us() - group.ordered_us) / 1e6;
+  const double load_s = std::min(formed.load_seconds(), waited_s);
   if (group.stages.size() == 1) {
-    cluster_.fits().ObserveLoad(group.base_model, WorkerOf(stage), formed.load_seconds());
+    cluster_.fits().ObserveLoad(group.base_model, WorkerOf(stage), load_s);
   }
-  turn_.Info(absl::StrCat(group.name, ": formed on '", stage.worker, "' in ", formed.load_seconds(),
-                          " s, ", sizes::MemoryText(formed.reserved_bytes())));
+  turn_.Info(absl::StrCat(group.name, ": formed on '", stage.worker, "' in ", load_s, " s, ",
+                          sizes::MemoryText(formed.reserved_bytes())));
   if (!std::ranges::all_of(group.stages, &StageState::formed)) return;
   if (group.stages.size() == 1) return BeginToRun(group);
   worker::v1::CoordinatorMessage message;

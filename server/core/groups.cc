@@ -160,7 +160,7 @@ void Core::State::Advance(GroupState& group) {
     const bool saved = std::ranges::all_of(group.members, [&](const auto& entry) {
       const auto& [name, member] = entry;
       const JobState* job = jobs_.Find(name);
-      return !job || !IsPlaced(job->state()) ||
+      return !job || !IsPlaced(job->state()) || member.not_finite ||
              job->job().last_checkpoint_step() >= member.done_step;
     });
     if (saved && group.windows_at_hand() == 0 && group.plan == 0) Dissolve(group, group.reform_why);
@@ -181,6 +181,8 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
     if (!job) continue;
     if (job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, why);
+    } else if (member.not_finite && IsPlaced(job->state())) {
+      jobs_.Unplace(*job, member.why_departs, JobTable::Standing::kFirstOfEquals);
     } else if (IsPlaced(job->state())) {
       jobs_.Unplace(*job, why, again ? JobTable::Standing::kFirst : JobTable::Standing::kAsOthers);
       if (reforms && gone.stages.size() == 1) job->trained_on = gone.first().worker;

@@ -2,9 +2,16 @@
 // (failures.h).
 #include <algorithm>
 #include <cassert>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "server/core/cluster/report_checks.h"
 #include "server/core/rules/failures.h"
 #include "server/core/rules/losses.h"
 #include "server/core/state.h"
@@ -13,6 +20,44 @@ namespace lorad::server {
 namespace {
 
 constexpr size_t kWorkersThatAgree = 2;
+// So many words of one worker do as well, where no other took the job meanwhile.
+constexpr int kWordsThatDo = 3;
+constexpr size_t kRowsNamedMax = 20;
+
+std::string Listed(const std::set<int64_t>& numbers) {
+  const std::vector<int64_t> all(numbers.begin(), numbers.end());
+  const auto named = static_cast<std::ptrdiff_t>(std::min(all.size(), kRowsNamedMax));
+  return absl::StrCat(absl::StrJoin(all.begin(), all.begin() + named, ", "),
+                      all.size() > kRowsNamedMax ? ", .." : "");
+}
+
+// Lines of the dataset's file: those of the sequences that are reported, or where the loss of none
+// is to blame, all of the batch. Empty: nobody knows.
+std::set<int64_t> LinesToBlame(const Member& member, const worker::v1::NotFinite& report) {
+  const auto batch = member.lines.find(report.step());
+  if (batch == member.lines.end()) return {};
+  const std::vector<int64_t>& lines = batch->second;
+  if (report.sequences().empty()) return {lines.begin(), lines.end()};
+  std::set<int64_t> named;
+  for (const int64_t sequence : report.sequences()) {
+    if (sequence >= 0 && sequence < std::ssize(lines)) named.insert(lines[sequence]);
+  }
+  return named;
+}
+
+// The rows of its batch: ", in line 3 of dataset 'x'".
+std::string RowsToBlame(const std::set<int64_t>& lines, const std::string& dataset,
+                        const worker::v1::NotFinite& report) {
+  const bool all = report.sequences().empty();
+  if (!lines.empty()) {
+    return absl::StrCat(all ? "; its batch is of" : ", in", lines.size() > 1 ? " lines " : " line ",
+                        Listed(lines), " of dataset '", dataset, "'");
+  }
+  if (all) return "";
+  return absl::StrCat(", in sequences ",
+                      Listed({report.sequences().begin(), report.sequences().end()}),
+                      " of its batch");
+}
 
 }  // namespace
 
@@ -84,6 +129,76 @@ void Core::State::TryPostponed() {
     if (job->state() == v1::Job::VALIDATING && rows_.Ensure(job->job())) SettleJob(*job);
   }
   jobs_.SetPostponedTimer();
+}
+
+// ---- what is not finite ----
+
+// The job's own doing, by its learning rate or its rows; but one worker's word fails no job where
+// another can be asked, for its device may be broken.
+void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
+  for (StageState& stage : group.stages) GiveUp(stage.orders, report.job());
+  GroupTable::Leave(&group, report.job());
+  JobState* job = jobs_.Find(report.job());
+  if (job) job->cancel_until_us = 0;  // its slot is saved no more
+  if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
+  Member& member = group.members.at(report.job());
+  if (AsksAnother(*job, group, report)) {
+    member.not_finite = true;
+    member.departing = member.resumes = true;
+    member.why_departs =
+        absl::StrCat(GroupTable::WorkersText(group), " says that the ", report.what(), " of step ",
+                     report.step(), " is not finite: another worker is asked");
+    return;
+  }
+  const std::set<int64_t> lines = LinesToBlame(member, report);
+  jobs_.Fail(*job, v1::JobError::USER, "NOT_FINITE",
+             absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite",
+                          RowsToBlame(lines, job->job().training_dataset(), report),
+                          ": lower training.learning_rate, or look at those rows"),
+             "", lines.size() == 1 ? *lines.begin() : 0);
+}
+
+bool Core::State::AsksAnother(JobState& job, const GroupState& group,
+                              const worker::v1::NotFinite& report) {
+  if (!job.not_finite) job.not_finite = std::make_unique<NotFiniteWords>();
+  NotFiniteWords& words = *job.not_finite;
+  const auto is_new = [&](const StageState& stage) {
+    return !words.workers.contains(stage.worker);
+  };
+  const bool agree = words.times > 0 && std::ranges::any_of(group.stages, is_new);
+  for (const StageState& stage : group.stages) words.workers.insert(stage.worker);
+  words.step = report.step();
+  words.evaluates = report.what() == kValidationLoss;
+  if (agree || ++words.times >= kWordsThatDo) return false;
+  const bool any_other = std::ranges::any_of(cluster_.Connected(), [&](const WorkerState* worker) {
+    return cluster_.TakesJobs(*worker) && !words.workers.contains(worker->hello.worker());
+  });
+  if (!any_other) return false;
+  for (const StageState& stage : group.stages) {
+    cluster_.RestForWord(WorkerOf(stage),
+                         absl::StrCat("the ", report.what(), " of step ", report.step(),
+                                      " of job '", job.name(), "' is not finite"));
+  }
+  return true;
+}
+
+void Core::State::Refute(JobState& job, const GroupState& group, int64_t step, bool evaluates) {
+  if (!job.not_finite || job.not_finite->evaluates != evaluates || step < job.not_finite->step) {
+    return;
+  }
+  const NotFiniteWords words = *std::exchange(job.not_finite, nullptr);
+  const WorkerState& here = WorkerOf(group.first());
+  for (const std::string& name : words.workers) {
+    WorkerState* said = cluster_.Find(name);
+    // A group's own worker is not closed under its report; devices of other numerics may differ.
+    if (!said || said->connection == 0 || said->group == group.name ||
+        said->hello.numerics_id() != here.hello.numerics_id()) {
+      continue;
+    }
+    CloseLiar(*said, absl::StrCat("step ", words.step, " of job '", job.name(),
+                                  "' is not finite; worker '", here.hello.worker(),
+                                  "' computed it, and it is"));
+  }
 }
 
 }  // namespace lorad::server

@@ -24,7 +24,6 @@ namespace {
 
 // So many bytes of a worker's text are kept, in events and errors of jobs.
 constexpr size_t kMessageTextMax = 2000;
-constexpr size_t kRowsNamedMax = 20;
 
 constexpr int64_t kForecastAgainUs = 5'000'000;
 
@@ -41,41 +40,6 @@ double TokensToTrain(const v1::Job& job) {
 
 bool SameBits(double a, double b) {
   return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
-}
-
-std::string Listed(const std::set<int64_t>& numbers) {
-  const std::vector<int64_t> all(numbers.begin(), numbers.end());
-  const auto named = static_cast<std::ptrdiff_t>(std::min(all.size(), kRowsNamedMax));
-  return absl::StrCat(absl::StrJoin(all.begin(), all.begin() + named, ", "),
-                      all.size() > kRowsNamedMax ? ", .." : "");
-}
-
-// Lines of the dataset's file: those of the sequences that are reported, or where the loss of none
-// is to blame, all of the batch. Empty: nobody knows.
-std::set<int64_t> LinesToBlame(const Member& member, const worker::v1::NotFinite& report) {
-  const auto batch = member.lines.find(report.step());
-  if (batch == member.lines.end()) return {};
-  const std::vector<int64_t>& lines = batch->second;
-  if (report.sequences().empty()) return {lines.begin(), lines.end()};
-  std::set<int64_t> named;
-  for (const int64_t sequence : report.sequences()) {
-    if (sequence >= 0 && sequence < std::ssize(lines)) named.insert(lines[sequence]);
-  }
-  return named;
-}
-
-// The rows of its batch: ", in line 3 of dataset 'x'".
-std::string RowsToBlame(const std::set<int64_t>& lines, const std::string& dataset,
-                        const worker::v1::NotFinite& report) {
-  const bool all = report.sequences().empty();
-  if (!lines.empty()) {
-    return absl::StrCat(all ? "; its batch is of" : ", in", lines.size() > 1 ? " lines " : " line ",
-                        Listed(lines), " of dataset '", dataset, "'");
-  }
-  if (all) return "";
-  return absl::StrCat(", in sequences ",
-                      Listed({report.sequences().begin(), report.sequences().end()}),
-                      " of its batch");
 }
 
 }  // namespace
@@ -245,6 +209,7 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
   row.set_trained_tokens(done.trained_tokens());
   row.set_tokens(done.tokens());
   row.set_step_time_ms(done.step_time_ms());
+  const bool differed = std::exchange(job.differs, false);
   if (done.step() > job.record.furthest_step()) {
     turn_.Put(storage::PutEntry(kMetricsSeries, job.name(), done.step(), row.SerializeAsString()));
     job.metrics[done.step()] = std::move(row);
@@ -259,7 +224,10 @@ void Core::State::KeepMetrics(JobState& job, const worker::v1::StepDone& done) {
       first.trained_tokens() == row.trained_tokens() && first.tokens() == row.tokens()) {
     return;
   }
-  // Either this machine computes differently, or we have a defect; the first row stays.
+  // Either this machine computes differently, or we have a defect; the first row stays. Of several
+  // in a row the first is told: the others follow from it.
+  job.differs = true;
+  if (differed) return;
   const std::string what = absl::StrCat(
       "step ", done.step(), " was executed again with another result: loss ", first.loss(),
       " then ", row.loss(), ", gradient norm ", first.grad_norm(), " then ", row.grad_norm());
@@ -348,6 +316,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
                                             : "its last step is done");
   }
   jobs_.TouchProgress(*job);
+  Refute(*job, group, done.step(), false);
 }
 
 void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDone& done) {
@@ -389,6 +358,7 @@ void Core::State::OnEvaluateDone(GroupState& group, const worker::v1::EvaluateDo
   job->job().set_validation_loss(row.validation_loss());
   if (done.step() == 0) job->job().set_initial_validation_loss(row.validation_loss());
   jobs_.Touch(*job);
+  Refute(*job, group, row.step(), true);
   MaybeFinish(*job);
   DropCheckpoints(*job);
 }
@@ -402,20 +372,6 @@ void Core::State::MaybeFinish(JobState& job) {
   jobs_.Transition(job, v1::Job::SUCCEEDED, WhatItHas(view));
   NoteEnd(job);
   GroupTable::Leave(group, job.name());
-}
-
-void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& report) {
-  for (StageState& stage : group.stages) GiveUp(stage.orders, report.job());
-  GroupTable::Leave(&group, report.job());
-  JobState* job = jobs_.Find(report.job());
-  if (job) job->cancel_until_us = 0;  // its slot is saved no more
-  if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
-  const std::set<int64_t> lines = LinesToBlame(group.members.at(report.job()), report);
-  jobs_.Fail(*job, v1::JobError::USER, "NOT_FINITE",
-             absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite",
-                          RowsToBlame(lines, job->job().training_dataset(), report),
-                          ": lower training.learning_rate, or look at those rows"),
-             "", lines.size() == 1 ? *lines.begin() : 0);
 }
 
 // ---- pace ----

@@ -177,7 +177,7 @@ class Core::State {
   // Ends members that were guests, and have no slot to free.
   void EndGuests(GroupState& group);
 
-  // ---- rows.cc, estimates.cc ----
+  // ---- rows.cc; estimates.cc from Estimate() on, with On(EstimateJob) ----
   void On(uint64_t request, const EstimateJob& content);
   void OnRows(const RowsChecked& checked);
   // Has the rows of a queued job checked again, as their tokens are gone; it waits meanwhile.
@@ -193,7 +193,6 @@ class Core::State {
   // Lets a job that has read them again wait for its place.
   void GoOnWithRows(JobState& job);
   void FailRows(JobState& job, const v1::JobError& error);
-  // In estimates.cc, as is On(EstimateJob):
   absl::StatusOr<v1::JobEstimate> Estimate(const v1::Job& job);
   // Fills in the job that the content names, if it names one. An error where it is not live.
   absl::Status FindLive(EstimateJob* content) const;
@@ -263,18 +262,20 @@ class Core::State {
   void ForgetPace(GroupState& group);  // nobody knows how fast it and its jobs go on
 
   // ---- passing.cc ----
-  // Postpones the job for a failure that we found ourselves and that passes, else fails it by its
-  // kind (failures.h). A worker's word alone fails no job: Postpone. REQUIRES, here and below: it
-  // is live and not CANCELLING.
+  // Postpones the job where a failure that we found ourselves passes, else fails it (failures.h).
+  // A worker's word alone fails no job. REQUIRES, here and below: it is live and not CANCELLING.
   void TakeFailure(JobState& job, const std::string& reason, const std::string& message);
   // Takes a worker's word that the group, or the slot, needs more memory than was counted.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
+  // Whether another worker is to try the job, as no two say so of it yet; then this one rests.
+  bool AsksAnother(JobState& job, const GroupState& group, const worker::v1::NotFinite& report);
+  // Closes workers of the same numerics that said so of what the group has done.
+  void Refute(JobState& job, const GroupState& group, int64_t step, bool evaluates);
   // Lets the job wait, queued or for its rows, until its back-off has passed: `first_ms` (0:
   // postpone_ms), twice as long each time until progress. The caller has it leave its group.
   void Postpone(JobState& job, const std::string& reason, const std::string& message,
                 int64_t first_ms = 0);
-  // The same, for so long.
   void PauseFor(JobState& job, const std::string& reason, const std::string& message, int64_t ms);
   // After a start: a queued job waits for what its record's back-off has left (losses.h).
   void WaitOn(JobState& job);

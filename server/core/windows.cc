@@ -183,8 +183,8 @@ void Core::State::PlanSaves(GroupState& group) {
   PlanInput input;
   for (auto& [name, member] : group.members) {
     JobState* job = jobs_.Find(name);
-    if (!job || !IsPlaced(job->state()) || member.slot != Member::Slot::kLoaded) continue;
-    PlanSave(*job, member, &input);
+    const bool holds = member.slot == Member::Slot::kLoaded && !member.not_finite;
+    if (job && IsPlaced(job->state()) && holds) PlanSave(*job, member, &input);
   }
   groups_.PlanWindow(group, std::move(input));
 }
@@ -260,7 +260,8 @@ void Core::State::SendWindow(GroupState& group, const StageWindows& windows) {
   // Planned before its job was not finite: the workers drop what is left of that, and say nothing.
   for (const auto& [name, member] : group.members) {
     const JobState* job = jobs_.Find(name);
-    if (!member.leaving || (job && job->state() != v1::Job::FAILED)) continue;
+    if (!member.leaving) continue;
+    if (job && job->state() != v1::Job::FAILED && !member.not_finite) continue;
     for (StageState& stage : group.stages) GiveUp(stage.orders, name);
   }
   for (const worker::v1::Operation& operation : windows.stages.front().operations()) {

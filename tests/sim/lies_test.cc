@@ -13,7 +13,7 @@ namespace {
 
 // Two jobs, one of which is cancelled while it runs.
 struct Liar {
-  Liar() : site(Options()) {
+  explicit Liar(const SiteOptions& options = Options()) : site(options) {
     site.AddModels();
     site.AddDataset("train.jsonl", 40);
     site.AddDataset("valid.jsonl", 5);
@@ -90,6 +90,19 @@ TEST_CASE("a worker that tells the same lie again and again fails no job") {
     INFO(NameOfLie(lie));
     liar.Run();
     CHECK(mischief.lies_told() > 0);
+  }
+}
+
+// What could be true is not among the lies: the same step elsewhere tells.
+TEST_CASE("a worker whose device is broken fails no job that another one can train") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SiteOptions options = Liar::Options();
+    options.seed = seed;
+    options.machines = {{"worker-0"}, {"worker-1"}, {"worker-2"}};
+    Liar liar(options);
+    liar.site.worker(0).mischief().broken = true;
+    INFO("seed " << seed);
+    liar.Run();
   }
 }
 

@@ -204,6 +204,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.memory_rest = {};
   worker.memory_was_taken = false;
   worker.files_rest = {};
+  worker.word_rest = {};
   worker.joins_failed = 0;
   worker.doubtful_until_us = 0;
   worker.leaves_epoch = 0;

@@ -106,6 +106,8 @@ class Cluster {
   // The files of a base model on its host are missing or other ones: meanwhile its jobs go to
   // others.
   void RestForFiles(WorkerState& worker, const std::string& why);
+  // Its word is being proven: another worker is to get the job of which it said that.
+  void RestForWord(WorkerState& worker, const std::string& what);
   // It said what does not fit: it rests, also when it comes again.
   void RestAsLiar(WorkerState& worker, const std::string& what);
   // Neither resting nor drained.

@@ -65,6 +65,7 @@ void Put(const std::string& job, const Member& member, GroupRecord::Member* to) 
   to->set_slot(static_cast<int32_t>(member.slot));
   to->set_leaving(member.leaving);
   to->set_load_failed(member.load_failed);
+  to->set_not_finite(member.not_finite);
   to->set_departing(member.departing);
   to->set_resumes(member.resumes);
   to->set_why_departs(member.why_departs);
@@ -161,6 +162,7 @@ Member From(const GroupRecord::Member& record) {
   member.slot = static_cast<Member::Slot>(record.slot());
   member.leaving = record.leaving();
   member.load_failed = record.load_failed();
+  member.not_finite = record.not_finite();
   member.departing = record.departing();
   member.resumes = record.resumes();
   member.why_departs = record.why_departs();

@@ -26,6 +26,7 @@ struct Member {
   planner::AdapterShape adapter;
   bool leaving = false;      // gets no more units; the next window frees its slot, nothing is saved
   bool load_failed = false;  // on some stage of several
+  bool not_finite = false;   // by its worker's word: its slot holds nothing to be saved
   // Gets no more units either, but is saved first: when those at hand are done its last step is
   // saved, then its slot is freed, and the job waits again or is PAUSED (departures.cc).
   bool departing = false;
@@ -110,6 +111,7 @@ struct GroupState {
   // When it last said something of what it was asked, or was asked anything with nothing at hand:
   // its patience runs from there (patience.h).
   int64_t heard_us = 0;
+  int64_t ordered_us = 0;   // when its workers were told to form it; before this start: 0
   std::string silent = {};  // a worker of it that has said nothing for a while, until it does
   std::map<std::pair<std::string, int32_t>, KeptShard> kept_shards;  // by job and stage
   // The job for which others are evicted: until its first unit is planned, or the time is over, no

@@ -63,7 +63,7 @@ GroupState& GroupTable::Form(const std::string& base_model, std::vector<StageSta
   group.base_model = base_model;
   group.stages = std::move(stages);
   group.shape = shape;
-  group.heard_us = turn_.now_us();
+  group.heard_us = group.ordered_us = turn_.now_us();
   return group;
 }
 

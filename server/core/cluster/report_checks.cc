@@ -22,6 +22,7 @@ constexpr int kEndpointBytesMax = 1024;
 // Beyond all that is computed or measured, and sums of it are still finite.
 constexpr double kNumberMax = 1e100;
 constexpr double kRoundingMax = 1e-6;               // of a log probability, above 0
+constexpr double kLossMin = -1e-3;                  // a mean of -log p, by rounding
 constexpr double kTimeMax = 1e10;                   // milliseconds or seconds
 constexpr int64_t kMomentMaxUs = int64_t{1} << 53;  // all are doubles
 
@@ -130,8 +131,8 @@ std::string Check(const wire::StepDone& done, const StageState& stage) {
     return absl::StrCat(what, " with learning rate ", done.learning_rate(), "; asked for was ",
                         order->learning_rate);
   }
-  if (!Finite(done.loss()) || !Finite(done.grad_norm()) || done.grad_norm() < 0 ||
-      !IsTime(done.step_time_ms())) {
+  if (!Finite(done.loss()) || done.loss() < kLossMin || !Finite(done.grad_norm()) ||
+      done.grad_norm() < 0 || !IsTime(done.step_time_ms())) {
     return absl::StrCat(what, " with loss ", done.loss(), ", gradient norm ", done.grad_norm(),
                         " in ", done.step_time_ms(), " ms");
   }
@@ -153,7 +154,8 @@ std::string Check(const wire::EvaluateDone& done, const GroupState& group,
     if (!orders || !orders->sequences.contains(sequence) || !told.insert(sequence).second) {
       return absl::StrCat(what, ", sequence ", sequence, ", which was not asked for");
     }
-    if (!Finite(done.loss_sum(i)) || done.trained_tokens(i) < 0 ||
+    const double loss_min = kLossMin * static_cast<double>(done.trained_tokens(i));
+    if (!Finite(done.loss_sum(i)) || done.trained_tokens(i) < 0 || done.loss_sum(i) < loss_min ||
         done.trained_tokens(i) > group.shape.longest_sequence) {
       return absl::StrCat(what, ", sequence ", sequence, ", with loss ", done.loss_sum(i), " over ",
                           done.trained_tokens(i), " tokens");
@@ -164,7 +166,7 @@ std::string Check(const wire::EvaluateDone& done, const GroupState& group,
 
 std::string Check(const wire::NotFinite& report, const StageState& stage) {
   const std::string what = absl::StrCat(Of("NotFinite", report.job()), " at step ", report.step());
-  const bool evaluates = report.what() == "validation loss";
+  const bool evaluates = report.what() == kValidationLoss;
   if (!evaluates && report.what() != "loss" && report.what() != "gradient norm") {
     return what + " of nothing that is computed";
   }
@@ -326,7 +328,8 @@ std::string WhatIsWrong(const wire::Hello& hello) {
       return absl::StrCat("Hello.", text.field, " must be UTF-8");
     }
   }
-  if (!Sane(hello.memory_bytes())) {
+  if (hello.device().empty()) return "Hello without a device";
+  if (!Sane(hello.memory_bytes()) || hello.memory_bytes() == 0) {
     return absl::StrCat("Hello.memory_bytes is ", hello.memory_bytes());
   }
   const auto count = [](int32_t value) { return value >= 0 && value <= kThreadsOfWorkerMax; };

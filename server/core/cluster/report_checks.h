@@ -31,6 +31,9 @@
 
 namespace lorad::server {
 
+// NotFinite::what, of an evaluation.
+inline constexpr char kValidationLoss[] = "validation loss";
+
 struct GroupState;
 struct Member;
 struct StageState;

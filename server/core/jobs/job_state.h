@@ -44,6 +44,14 @@ struct Passing {
   v1::Job::State state = v1::Job::STATE_UNSPECIFIED;  // which it had before them
 };
 
+// Workers that said of the job that something is not finite, and that nobody has refuted.
+struct NotFiniteWords {
+  std::set<std::string> workers;
+  int times = 0;
+  int64_t step = 0;        // of the newest word,
+  bool evaluates = false;  // of which the validation loss is not finite; else the step itself
+};
+
 struct JobState {
   records::JobRecord record;
   // More than its progress has changed since the record was stored, or nobody knows.
@@ -91,7 +99,9 @@ struct JobState {
     std::string why;
     JobForecast forecast;
   } told;
-  std::unique_ptr<Passing> passing;  // null: none since its last progress
+  std::unique_ptr<Passing> passing;            // null: none since its last progress
+  std::unique_ptr<NotFiniteWords> not_finite;  // null: nobody said so
+  bool differs = false;  // its newest step, which was done before, from what that gave then
 
   const v1::Job& job() const { return record.job(); }
   v1::Job& job() { return *record.mutable_job(); }

@@ -118,5 +118,93 @@ TEST_CASE("a checkpoint that a job has not got cannot be damaged") {
   world->RunUntilState(job, Job::SUCCEEDED);
 }
 
+TEST_CASE("what one worker says is not finite another one is asked, and two are believed") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  const std::string job = world->Submit(LongJob());
+  const std::string neighbour = world->Submit(LongJob());
+  world->script().bad_steps[job] = 5;
+  world->RunUntilState(job, Job::FAILED);
+  CHECK(world->Job(job).error().reason() == "NOT_FINITE");
+  CHECK(world->Job(job).attempts() == 2);
+  const auto asked = [](const v1::Event& event) {
+    return event.to_state() == Job::QUEUED &&
+           event.message().ends_with(
+               "says that the loss of step 5 is not finite: another worker "
+               "is asked");
+  };
+  CHECK(std::ranges::count_if(world->Events(job), asked) == 1);
+  world->RunUntilState(neighbour, Job::SUCCEEDED);
+  CHECK(world->Job(neighbour).attempts() == 1);
+  for (const char* worker : {"worker-0", "worker-1"})
+    CHECK(WorkerNamed(*world, worker).lies() == 0);
+  world->CheckInvariants();
+}
+
+TEST_CASE("one that said so of what is finite elsewhere is closed as a liar") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  world->worker(0).mischief().broken = true;
+  std::vector<std::string> jobs;
+  for (int i = 0; i < 4; ++i) jobs.push_back(world->Submit(LongJob()));
+  for (const std::string& job : jobs) world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(WorkerNamed(*world, "worker-0").lies() > 0);
+  CHECK(WorkerNamed(*world, "worker-1").lies() == 0);
+  world->CheckInvariants();
+}
+
+TEST_CASE("a job of which that was said may be paused, resumed and cancelled before it leaves") {
+  for (const char* what : {"pause", "resume", "cancel"}) {
+    WorldOptions options;
+    options.workers = 2;
+    auto world = MakeWorld(options);
+    world->StartWorkers();
+    world->Settle();
+    const std::string job = world->Submit(LongJob());
+    const std::string worker = [&] {
+      world->RunUntil([&] { return world->Job(job).step() >= 3; });
+      const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+      return cluster.groups(0).workers(0);
+    }();
+    world->worker(worker == "worker-0" ? 0 : 1).mischief().broken = true;
+    const int64_t rests_before = CountNotes(*world, "rests for 5000 ms");
+    world->RunUntil([&] { return CountNotes(*world, "rests for 5000 ms") > rests_before; });
+    INFO(what);
+    if (std::string(what) == "cancel") {
+      world->Get<Job>(Named<v1::CancelJobRequest>(job));
+      world->RunUntilState(job, Job::CANCELLED);
+    } else {
+      world->Get<Job>(Named<v1::PauseJobRequest>(job));
+      if (std::string(what) == "pause") world->RunUntilState(job, Job::PAUSED);
+      world->Get<Job>(Named<v1::ResumeJobRequest>(job));
+      world->RunUntilState(job, Job::SUCCEEDED);
+    }
+    world->CheckInvariants();
+  }
+}
+
+TEST_CASE("a group was formed in no longer than it was waited for, whatever its worker says") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntilState(job, Job::PREPARING);
+  world->worker(0).Hang(true);
+  worker::v1::WorkerMessage lie;
+  lie.mutable_report()->mutable_group_formed()->set_load_seconds(1e9);
+  world->worker(0).Lie(lie);
+  world->RunUntil([&] { return CountNotes(*world, "formed on 'worker-0'") == 1; });
+  const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+  for (const auto& times : cluster.times()) CHECK(times.load_seconds() < 60);
+  world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
 }  // namespace
 }  // namespace lorad::server

@@ -32,6 +32,13 @@ std::vector<WorkerMessage> Mischief::Tell(WorkerMessage message) {
       return {*std::move(told)};
     }
   }
+  if (broken && message.report().has_step_done()) {
+    const worker::v1::StepDone done = message.report().step_done();
+    worker::v1::NotFinite& said = *message.mutable_report()->mutable_not_finite();
+    said.set_job(done.job());
+    said.set_step(done.step());
+    said.set_what("loss");
+  }
   if (repeats == 0 || !message.has_report()) return {std::move(message)};
   repeats--;
   return {message, message};

@@ -21,6 +21,7 @@ class Mischief {
   int lie = 0;           // this one each time (lies.h)
   int shard_lies = 0;    // likewise
   int shard_lie = 0;
+  bool broken = false;   // its device: what it computes is not finite, it says
   int claims = 0;        // so many times it says that it holds another epoch than it does
   int repeats = 0;       // so many reports come twice, which is no lie
   int cut_after = -1;    // so many go through, either way, then the stream breaks; -1: it does not

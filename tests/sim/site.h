@@ -220,6 +220,8 @@ class Site final : public server::Sinks, public CoordinatorSide {
   void CheckToldChange(const server::RevisionLog::Revision& revision);
   void CheckDeparture(const v1::Job& before, const v1::Job& job);
   void CheckRoomMade(const std::string& leaver, const std::string& why);
+  std::pair<int32_t, int32_t> PrioritiesOf(const std::string& job, int64_t first,
+                                           int64_t last) const;
   void CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& events);
   void CheckTurns(const v1::Job& job);
   void CheckJob(const v1::Job& job);
@@ -268,8 +270,10 @@ class Site final : public server::Sinks, public CoordinatorSide {
   uint64_t next_connection_ = 1;
   int64_t watched_ = 0;                      // the newest revision that a watcher has seen
   std::map<std::string, v1::Job> followed_;  // by that watcher, as it saw them last
-  std::map<int64_t, Told> seen_;             // by that watcher
-  std::map<std::string, int64_t> came_us_;   // jobs, likewise
+  // By job, what its priority was and from which revision on.
+  std::map<std::string, std::map<int64_t, int32_t>> priorities_;
+  std::map<int64_t, Told> seen_;            // by that watcher
+  std::map<std::string, int64_t> came_us_;  // jobs, likewise
   using Times = std::map<std::string, std::map<std::string, int64_t>>;
   Times room_made_;  // by a job that waits, and one that left its group for it: how often it did
   // Of a job that was evicted for another: revisions at which that was decided, and carried out.

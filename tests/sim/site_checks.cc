@@ -92,6 +92,11 @@ void Site::CheckToldChange(const RevisionLog::Revision& revision) {
     succeeded_us_.push_back(came_us);
   }
   orders_.Told(message.job());
+  std::map<int64_t, int32_t>& priorities = priorities_[revision.job];
+  const int32_t priority = message.job().priority();
+  if (priorities.empty() || priorities.rbegin()->second != priority) {
+    priorities[revision.revision] = priority;
+  }
   if (message.job().state() != v1::Job::QUEUED) CheckTurns(message.job());
   followed_[revision.job] = message.job();
 }
@@ -150,6 +155,19 @@ void Site::CheckDeparture(const v1::Job& before, const v1::Job& job) {
   if (why.starts_with("evicted from ")) CheckEviction(job, *told);
 }
 
+// The lowest and the highest that it had between two revisions.
+std::pair<int32_t, int32_t> Site::PrioritiesOf(const std::string& job, int64_t first,
+                                               int64_t last) const {
+  const std::map<int64_t, int32_t>& all = priorities_.at(job);
+  auto it = all.upper_bound(first);
+  if (it != all.begin()) --it;
+  std::pair<int32_t, int32_t> found = {it->second, it->second};
+  for (; it != all.end() && it->first <= last; ++it) {
+    found = {std::min(found.first, it->second), std::max(found.second, it->second)};
+  }
+  return found;
+}
+
 // While a group makes room for a job, nobody of another is evicted for it, but where its worker may
 // be silent, or another job that comes before it may take that room.
 void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& events) {
@@ -172,13 +190,16 @@ void Site::CheckEviction(const v1::Job& victim, const v1::ListEventsResponse& ev
   evicted.left = victim.revision();
   const auto waits = followed_.find(other);
   if (waits == followed_.end()) return;  // it is deleted
-  const bool may_be_passed = std::ranges::any_of(followed_, [&](const auto& entry) {
-    return entry.first != other && IsLive(entry.second.state()) &&
-           entry.second.priority() >= waits->second.priority();
-  });
   for (const Evicted& before : evicted_[other]) {
     const bool at_once = before.decided < evicted.left && evicted.decided < before.left;
-    if (may_be_silent || may_be_passed || !at_once || before.group == evicted.group) continue;
+    if (may_be_silent || !at_once || before.group == evicted.group) continue;
+    const auto [first, last] = std::minmax(before.decided, evicted.left);
+    const int32_t lowest = PrioritiesOf(other, first, last).first;
+    const bool may_be_passed = std::ranges::any_of(followed_, [&](const auto& entry) {
+      return entry.first != other && IsLive(entry.second.state()) &&
+             PrioritiesOf(entry.first, first, last).second >= lowest;
+    });
+    if (may_be_passed) continue;
     INFO(victim.name() << " is evicted from " << evicted.group << " at revision " << evicted.decided
                        << ", and " << before.job << " from " << before.group << " at "
                        << before.decided << " to " << before.left << ", both for " << other);

@@ -2,6 +2,7 @@
 // it comes back: a coordinator that is started again finds it with its workers.
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/catalog/model_shape.h"
@@ -42,6 +43,20 @@ std::vector<StageState> StagesOf(const planner::Decision& decision) {
   return stages;
 }
 
+// Jobs on their way to a group that is formed again go there still, and not before all others into
+// one that drains for one of them.
+void Redirect(const std::string& gone, const GroupState& again, const GroupTable& groups,
+              JobTable& jobs) {
+  if (gone.empty()) return;
+  for (const auto& [name, group] : groups.all()) {
+    for (const auto& [member, state] : group.members) {
+      JobState* job = jobs.Find(member);
+      const bool goes_there = job && job->moves_to == gone;
+      if (goes_there && job->job().base_model() == again.base_model) job->moves_to = again.name;
+    }
+  }
+}
+
 }  // namespace
 
 worker::v1::FormGroup Core::State::OrderToForm(const GroupState& group, size_t number) const {
@@ -77,6 +92,7 @@ GroupState& Core::State::FormGroup(const planner::Decision& decision) {
     assert(worker.connection != 0 && worker.group.empty());
     stage.peak_before_bytes = worker.peak_bytes;
     worker.group = group.name;
+    Redirect(std::exchange(worker.reforms, ""), group, groups_, jobs_);
     worker::v1::CoordinatorMessage message;
     *message.mutable_form_group() = OrderToForm(group, i);
     SendTo(stage, std::move(message));

@@ -176,6 +176,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
   const GroupState gone = RemoveGroup(group);
   const bool reforms = gone.then == GroupState::Then::kReform;
   const bool again = reforms || gone.phase == GroupState::Phase::kForming;  // which has failed
+  if (reforms && gone.stages.size() == 1) WorkerOf(gone.first()).reforms = gone.name;
   for (const auto& [name, member] : gone.members) {
     JobState* job = jobs_.Find(name);
     if (!job) continue;

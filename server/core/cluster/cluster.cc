@@ -209,6 +209,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.doubtful_until_us = 0;
   worker.leaves_epoch = 0;
   worker.group.clear();
+  worker.reforms.clear();
   turn_.WantSchedule();
 }
 

@@ -34,6 +34,7 @@ struct WorkerState {
   double slowness = 1;
   int64_t compared_us = 0;
   std::string group;
+  std::string reforms;   // the group that it had, which is to be formed again on it
   bool awaited = false;  // lost, of before this start, while its group waits for it (kReturning)
   // While others have taken the memory that it offered, it gets nothing new;
   Rest memory_rest;

@@ -163,9 +163,9 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
     return Error("FILE_UNWRITABLE", "the directory to make has no name: give one with -o");
   }
   if (fs::exists(directory, error) && !fs::is_directory(directory, error)) {
-    return Error("FILE_UNWRITABLE", absl::StrCat(directory.string(),
-                                                 ": is there already, and no directory; name "
-                                                 "another with -o"));
+    return Error("DIRECTORY_EXISTS", absl::StrCat(directory.string(),
+                                                  ": is there already, and no directory; name "
+                                                  "another with -o"));
   }
   if (fs::exists(directory, error) && !fs::is_empty(directory, error)) {
     return Error(

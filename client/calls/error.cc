@@ -86,8 +86,8 @@ absl::Status FromRpc(const grpc::Status& status, absl::string_view server) {
                          absl::StrContains(message, "Connection reset by peer"));
     message = absl::StrCat(
         "no lorad answers at ", server, " (", refused ? "connection refused" : message, "); ",
-        closed ? "what listens there closes the connection, as a daemon does that has just ended, "
-                 "or a port for workers (--worker-listen): name the daemon's --listen address with "
+        closed ? "what listens there closes the connection, as a port for workers does "
+                 "(--worker-listen) or a daemon that ends: name the daemon's --listen address with "
                  "--server HOST:PORT"
                : "start one with `lorad serve --data-dir DIR`, or name another with --server "
                  "HOST:PORT");

@@ -111,6 +111,7 @@ TEST_CASE_METHOD(DaemonFixture, "a scripted worker forms a group, gets a window,
   wire::WorkerMessage said;
   said.mutable_hello()->set_protocol_version(1);
   said.mutable_hello()->set_worker("w");
+  said.mutable_hello()->set_device("cpu");
   said.mutable_hello()->set_memory_bytes(int64_t{1} << 30);
   said.mutable_hello()->set_threads(1);
   REQUIRE(stream->Write(said));

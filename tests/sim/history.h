@@ -35,10 +35,11 @@ inline constexpr uint64_t kStagesEvery = 4, kRestlessEvery = 64, kTalkativeEvery
 inline constexpr uint64_t kIsolatedEvery = 8, kNarrowEvery = 16;
 // Of histories that have found what the first thousands do not. Mutations hold those that found a
 // defect of lorad's to it, should histories be drawn otherwise one day.
-inline constexpr uint64_t kFailedOnce[] = {601358, 601659, 606798,  607242, 608288, 612714, 614848,
-                                           619400, 629234, 632262,  633514, 639768, 726154, 728172,
-                                           731508, 735280, 1013478, 1507,   10058,  20790,  3882,
-                                           8062,   41632,  3003398, 5236540};
+inline constexpr uint64_t kFailedOnce[] = {
+    601358,  601659,   606798,   607242,   608288,   612714,   614848,   619400,
+    629234,  632262,   633514,   639768,   726154,   728172,   731508,   735280,
+    1013478, 1507,     10058,    20790,    3882,     8062,     41632,    3003398,
+    5236540, 10001701, 10111461, 10401325, 10403172, 10413282, 10418708, 10460325};
 
 // With these of its happenings alone, and so many of its workers, or workers_min.
 History Part(const History& history, const std::vector<int>& numbers, int workers);

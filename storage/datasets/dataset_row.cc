@@ -163,7 +163,9 @@ class RowHandler : public nlohmann::json_sax<json> {
     std::erase_if(what, [](char c) { return c < ' ' || c > '~'; });
     if (what.size() > 300) what.resize(300);
     const size_t byte = std::min(position == 0 ? 0 : position - 1, line_.size());
-    return Fail(absl::StrCat("not JSON at column ", ColumnOf(line_, byte), ": ", what));
+    const bool ends_early = byte >= line_.size();
+    return Fail(absl::StrCat("not JSON at column ", ColumnOf(line_, byte), ": ", what,
+                             ends_early ? "; each row is one whole line" : ""));
   }
 
  private:

@@ -124,7 +124,7 @@ TEST_CASE("Bad rows, each with one clear reason") {
   const Case cases[] = {
       {"{",
        "not JSON at column 2: syntax error while parsing object key - unexpected end of input; "
-       "expected string literal"},
+       "expected string literal; each row is one whole line"},
       {R"({"text": é})",
        "not JSON at column 10: syntax error while parsing value - invalid literal; "
        "last read: '\"text\": '"},
@@ -257,7 +257,7 @@ TEST_CASE("Files: ends of lines, byte order mark, blank lines, the last line wit
       {a + "\n\n{\n" + a + "\n7",
        "text 4 rows\n3: not JSON at column 2: syntax error while parsing object key - unexpected "
        "end "
-       "of input; expected string literal\n5: a row must be an object"},
+       "of input; expected string literal; each row is one whole line\n5: a row must be an object"},
       {a + "\n" + p + "\n",
        "text 2 rows\n2: a row of prompt and completion strings in a file of text (line 1); one "
        "file "

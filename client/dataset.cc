@@ -306,7 +306,8 @@ void AddFileOptions(CLI::App& command, Options& options) {
 }  // namespace
 
 void AddDatasetCommands(CLI::App& app, Session& session) {
-  CLI::App& group = *app.add_subcommand("dataset", "Training rows, as JSON Lines");
+  CLI::App& group =
+      *app.add_subcommand("dataset", "Training rows, as JSON Lines, CSV, TSV or Parquet");
   group.require_subcommand(0, 1);
   const auto options = std::make_shared<Options>();
 

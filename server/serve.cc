@@ -219,7 +219,7 @@ absl::StatusOr<int64_t> ParseBytes(const std::string& text) {
   if (shift < 0 || !absl::SimpleAtoi(text.substr(0, digits), &number) || number <= 0 ||
       number > (int64_t{1} << 50) >> shift) {
     return Error(absl::StatusCode::kInvalidArgument, "INVALID_BYTES",
-                 absl::StrCat("a size must be a number of bytes, or one of KiB, MiB, GiB or TiB "
+                 absl::StrCat("a size must be a whole number of bytes, or of KiB, MiB, GiB or TiB "
                               "like 8GiB, got '",
                               text, "'"));
   }

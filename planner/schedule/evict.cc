@@ -28,8 +28,11 @@ class Chooser {
         points_(points),
         targets_(targets) {
     if (!view.policy.fair_share) return;
-    for (const GroupView& group : view.groups) {
-      for (const RunningJob& running : group.running) ++shares_[running.label_group];
+    for (const GroupState* group : groups) {  // foresight's are not the view's
+      for (const MemberState& member : group->members) {
+        const bool runs = member.running != nullptr && !member.running->coming;
+        if (runs) ++shares_[member.running->label_group];
+      }
     }
   }
 
@@ -131,7 +134,7 @@ class Chooser {
       Candidate candidate{.member = m};
       candidate.evictable = running->priority < job_.priority ||
                             (running->priority == job_.priority && had_its_time && points_ >= 1 &&
-                             HasNoLess(*running));
+                             MayGiveWay(*running));
       // A job that was moved stays, but for a higher static priority; nor is it moved then.
       const bool suspect = running->company_max > 0 || running->alone;
       candidate.movable = !suspect && !running->stays &&
@@ -156,7 +159,7 @@ class Chooser {
   }
 
   // A place goes to the job's label group from itself, or from one that has more.
-  bool HasNoLess(const RunningJob& running) const {
+  bool MayGiveWay(const RunningJob& running) const {
     return running.label_group == job_.label_group ||
            ShareOf(running.label_group) > ShareOf(job_.label_group) || shares_.empty();
   }

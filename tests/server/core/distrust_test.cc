@@ -1,5 +1,6 @@
 // A worker that lies costs its jobs nothing but time, and others are given the work.
 #include <algorithm>
+#include <memory>
 
 #include "tests/server/core/scenario.h"
 
@@ -26,14 +27,22 @@ Job LongJob() {
   return job;
 }
 
+// With so many workers, all of which are connected.
+std::unique_ptr<World> WorldOf(int workers) {
+  WorldOptions options;
+  options.workers = workers;
+  std::unique_ptr<World> world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  return world;
+}
+
 std::string NameOf(World& world) {
   return world.Get<v1::ListWorkersResponse>(v1::ListWorkersRequest()).workers(0).name();
 }
 
 TEST_CASE("a worker that lies again and again fails no job, however often") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(1);
   const std::string liar = NameOf(*world);
   const std::string job = world->Submit(LongJob());
   for (int lie = 1; lie <= 12; ++lie) {
@@ -54,9 +63,7 @@ TEST_CASE("a worker that lies again and again fails no job, however often") {
 }
 
 TEST_CASE("it rests for a second, then for twice as long each time, for a minute at most") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(1);
   const std::string liar = NameOf(*world);
   const std::string job = world->Submit(LongJob());
   for (const int64_t seconds : {1, 2, 4, 8, 16, 32, 60, 60}) {
@@ -81,11 +88,7 @@ TEST_CASE("it rests for a second, then for twice as long each time, for a minute
 }
 
 TEST_CASE("while it rests, another worker does the work") {
-  WorldOptions options;
-  options.workers = 2;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(2);
   const std::string job = world->Submit(LongJob());
   world->RunUntil([&] { return world->Job(job).step() >= 3; });
   world->worker(0).Lie(ALie());
@@ -101,9 +104,7 @@ TEST_CASE("while it rests, another worker does the work") {
 }
 
 TEST_CASE("a checkpoint that a job has not got cannot be damaged") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(1);
   const std::string job = world->Submit(LongJob());
   world->RunUntil([&] { return !world->plans().empty() && !world->plans().back().loads.empty(); });
   world->worker(0).Hang(true);
@@ -119,11 +120,7 @@ TEST_CASE("a checkpoint that a job has not got cannot be damaged") {
 }
 
 TEST_CASE("what one worker says is not finite another one is asked, and two are believed") {
-  WorldOptions options;
-  options.workers = 2;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(2);
   const std::string job = world->Submit(LongJob());
   const std::string neighbour = world->Submit(LongJob());
   world->script().bad_steps[job] = 5;
@@ -145,11 +142,7 @@ TEST_CASE("what one worker says is not finite another one is asked, and two are 
 }
 
 TEST_CASE("one that said so of what is finite elsewhere is closed as a liar") {
-  WorldOptions options;
-  options.workers = 2;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(2);
   world->worker(0).mischief().broken = true;
   std::vector<std::string> jobs;
   for (int i = 0; i < 4; ++i) jobs.push_back(world->Submit(LongJob()));
@@ -161,11 +154,7 @@ TEST_CASE("one that said so of what is finite elsewhere is closed as a liar") {
 
 TEST_CASE("a job of which that was said may be paused, resumed and cancelled before it leaves") {
   for (const char* what : {"pause", "resume", "cancel"}) {
-    WorldOptions options;
-    options.workers = 2;
-    auto world = MakeWorld(options);
-    world->StartWorkers();
-    world->Settle();
+    const auto world = WorldOf(2);
     const std::string job = world->Submit(LongJob());
     const std::string worker = [&] {
       world->RunUntil([&] { return world->Job(job).step() >= 3; });
@@ -190,9 +179,7 @@ TEST_CASE("a job of which that was said may be paused, resumed and cancelled bef
 }
 
 TEST_CASE("a group was formed in no longer than it was waited for, whatever its worker says") {
-  auto world = MakeWorld();
-  world->StartWorkers();
-  world->Settle();
+  const auto world = WorldOf(1);
   const std::string job = world->Submit(LongJob());
   world->RunUntilState(job, Job::PREPARING);
   world->worker(0).Hang(true);

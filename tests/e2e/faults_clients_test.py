@@ -193,7 +193,7 @@ def is_answered_as(user, address, method, message, ended=True):
 def test_other_users_of_the_machine_may_not_speak():
     if os.geteuid() != 0:
         raise Skipped("needs root")
-    hello = worker_pb2.WorkerMessage(hello={"protocol_version": 1, "worker": "guest", "memory_bytes": 1 << 30, "threads": 1})
+    hello = worker_pb2.WorkerMessage(hello={"protocol_version": 1, "worker": "guest", "device": "cpu", "memory_bytes": 1 << 30, "threads": 1})
     calls = [("/lorad.v1.Jobs/ListJobs", b"", True), ("/lorad.v1.Datasets/ListDatasets", b"", True), ("/lorad.v1.Cluster/GetCluster", b"", True),
              ("/lorad.worker.v1.Coordinator/Control", hello.SerializeToString(), False)]
     with House(None, "--workers", "none") as house:

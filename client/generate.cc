@@ -13,6 +13,7 @@
 #include "client/calls/error.h"
 #include "client/calls/session.h"
 #include "client/calls/utf8.h"
+#include "client/inputs/text_file.h"
 
 namespace lorad::client {
 namespace {
@@ -44,15 +45,9 @@ Json ToJson(const std::string& source, const Answered& answer) {
 
 absl::Status ReadPrompt(Options& options) {
   if (options.prompt == "-") {
-    // Far more than the positions of any model hold.
-    constexpr std::size_t kBytesMax = 1 << 20;
-    options.prompt.resize(kBytesMax + 1);
-    std::cin.read(options.prompt.data(), static_cast<std::streamsize>(options.prompt.size()));
-    if (std::cin.bad()) return Error("INPUT_LOST", "stdin cannot be read");
-    options.prompt.resize(static_cast<std::size_t>(std::cin.gcount()));
-    if (options.prompt.size() > kBytesMax) {
-      return Error("PROMPT_TOO_LONG", absl::StrCat("stdin is longer than ", kBytesMax, " bytes"));
-    }
+    absl::StatusOr<std::string> text = ReadText("-");
+    if (!text.ok()) return text.status();
+    options.prompt = *std::move(text);
   }
   if (absl::Status status = CheckText("the prompt", options.prompt); !status.ok()) return status;
   return CheckText("the text of --system", options.system);

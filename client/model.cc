@@ -2,15 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/calls/upload.h"
+#include "client/inputs/text_file.h"
 #include "client/text/json.h"
 #include "client/text/table.h"
 #include "client/text/width.h"
@@ -67,14 +65,12 @@ absl::Status Add(Session& session, const Options& options) {
   request.set_request_id(options.request_id);
   request.set_stages(options.stages);
   if (!options.chat_template.empty()) {
-    absl::StatusOr<std::ifstream> file = OpenFile(options.chat_template);
-    if (!file.ok()) return file.status();
-    std::ostringstream text;
-    text << file->rdbuf();
-    if (text.str().empty()) {
+    absl::StatusOr<std::string> text = ReadText(options.chat_template);
+    if (!text.ok()) return text.status();
+    if (text->empty()) {
       return Error("EMPTY_FILE", absl::StrCat(options.chat_template, " holds no template"));
     }
-    request.set_chat_template(text.str());
+    request.set_chat_template(*std::move(text));
   }
   Model model;
   const auto status = Call(session, &Models::Stub::RegisterModel, request, model, kWorkSeconds);

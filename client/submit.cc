@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +10,8 @@
 #include "client/calls/find_job.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
-#include "client/calls/upload.h"
 #include "client/inputs/job_text.h"
+#include "client/inputs/text_file.h"
 #include "client/job_file.h"
 #include "client/text/forecast.h"
 #include "client/text/json.h"
@@ -36,24 +35,6 @@ struct Options {
   std::vector<std::string> settings;
   bool validate_only = false;
 };
-
-// Of a job, or of an adapter's config; "-" is standard input.
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  // Far more than a job with all of its labels takes.
-  constexpr std::size_t kBytesMax = 1 << 20;
-  std::string text(kBytesMax + 1, '\0');
-  absl::StatusOr<std::ifstream> file = std::ifstream();
-  if (path != "-") file = OpenFile(path);
-  if (!file.ok()) return file.status();
-  std::istream& in = path == "-" ? std::cin : *file;
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad()) return Unreadable(path);
-  text.resize(static_cast<std::size_t>(in.gcount()));
-  if (text.size() > kBytesMax) {
-    return Error("BAD_JOB_FILE", absl::StrCat(path, ": is longer than ", kBytesMax, " bytes"));
-  }
-  return text;
-}
 
 // The text of adapter_config.json where a PEFT directory is given.
 absl::Status AddPeft(const Options& options, Job& job) {

@@ -31,7 +31,10 @@ struct Refused {
   absl::string_view magic;
   absl::string_view what;
 };
-constexpr std::array<Refused, 4> kRefused = {{
+constexpr char kUtf16[] =
+    "is text in UTF-16, and must be in UTF-8; iconv -f UTF-16 -t UTF-8 FILE | lora dataset add "
+    "NAME - --format FORMAT";
+constexpr std::array<Refused, 6> kRefused = {{
     {"ARROW1",
      "is Arrow, which is not read; python3 -c 'import pandas, sys; "
      "pandas.read_feather(sys.argv[1]).to_json(sys.argv[2], orient=\"records\", lines=True)' "
@@ -44,6 +47,8 @@ constexpr std::array<Refused, 4> kRefused = {{
                        6),
      "is packed by xz, which is not read; xz -dc FILE | lora dataset add NAME -"},
     {"BZh", "is packed by bzip2, which is not read; bzip2 -dc FILE | lora dataset add NAME -"},
+    {"\xff\xfe", kUtf16},
+    {"\xfe\xff", kUtf16},
 }};
 
 // bzip2's three letters could begin a table; a block's bytes behind them could not.
@@ -64,7 +69,10 @@ bool BeginsParquet(absl::string_view bytes) {
   return absl::StartsWith(bytes, "PAR1") || absl::StartsWith(bytes, "PARE");
 }
 
-// By its name alone: any bytes may be a header.
+// No header of a table begins so: behind the name comes the first page's, in Thrift's bytes.
+bool IsParquet(absl::string_view bytes) { return absl::StartsWith(bytes, "PAR1\x15"); }
+
+// By its name alone: any other bytes may be a header.
 std::optional<RowFormat> NamedTable(absl::string_view path) {
   path = WithoutPacking(path);
   if (absl::EndsWith(path, ".csv")) return RowFormat::kCsv;
@@ -138,7 +146,7 @@ absl::Status RowSource::Prepare(const std::string& format, const std::string& pr
   }
   const std::optional<RowFormat> table = NamedTable(path_);
   const bool named = absl::EndsWith(WithoutPacking(path_), ".parquet");
-  const bool parquet = named || (!table && BeginsParquet(first_));
+  const bool parquet = named || IsParquet(first_) || (!table && BeginsParquet(first_));
   if (format == kParquet || (format.empty() && parquet)) return StartParquet(programs);
   for (const Refused& refused : kRefused) {
     if (Begins(first_, refused.magic)) return Wrong(std::string(refused.what));

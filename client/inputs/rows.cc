@@ -1,5 +1,9 @@
 #include "client/inputs/rows.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/calls/error.h"
@@ -9,13 +13,35 @@
 namespace lorad::client {
 namespace {
 
+// Lines as they are; what has no lines is found before all of it is sent.
 class Unchanged final : public RowConverter {
  public:
+  explicit Unchanged(std::string file_name) : file_name_(std::move(file_name)) {}
+
   absl::Status Take(absl::string_view bytes, std::string& out) override {
+    for (absl::string_view rest = bytes; !rest.empty();) {
+      const std::size_t end = rest.find('\n');
+      line_bytes_ += std::min(end, rest.size());
+      if (line_bytes_ > kLineBytesMax) {
+        return Error("BAD_ROWS_FILE", absl::StrCat(file_name_, ": line ", line_,
+                                                   ": longer than 16 MiB; is this JSON Lines?"));
+      }
+      if (end == absl::string_view::npos) break;
+      rest.remove_prefix(end + 1);
+      line_bytes_ = 0;
+      ++line_;
+    }
     out.append(bytes.data(), bytes.size());
     return absl::OkStatus();
   }
   absl::Status Finish(std::string&) override { return absl::OkStatus(); }
+
+ private:
+  static constexpr std::size_t kLineBytesMax = (16 << 20) + 1;  // the daemon's, and a CR
+
+  std::string file_name_;
+  std::size_t line_bytes_ = 0;
+  std::int64_t line_ = 1;
 };
 
 }  // namespace
@@ -50,7 +76,7 @@ std::unique_ptr<RowConverter> MakeRowConverter(RowFormat format, const Columns& 
     case RowFormat::kLines:
       break;
   }
-  if (columns.empty()) return std::make_unique<Unchanged>();
+  if (columns.empty()) return std::make_unique<Unchanged>(file_name);
   return std::make_unique<JsonRows>(false, columns, file_name);
 }
 

@@ -69,6 +69,7 @@ TEST_CASE("Parquet is told by its first bytes, its name or the option") {
   const std::string bytes = ContentOf(PathOf("plain.parquet"));
   CHECK(AllOf(Write("rows.bin", bytes)) == plain);
   CHECK(AllOf(Write("rows.csv", bytes), "", "parquet") == plain);
+  CHECK(AllOf(Write("named.csv", bytes)) == plain);
   CHECK(AllOf(Write("rows.parquet.gz", Gzip(bytes))) == plain);
   CHECK(AllOf(Write("rows.gz", Gzip(bytes))) == plain);
   CHECK(AllOf(Write("par.txt", "PAR1\nx\n"), "", "csv") == "{\"PAR1\": \"x\"}\n");

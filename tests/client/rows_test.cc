@@ -123,6 +123,7 @@ TEST_CASE("what is wrong with a file of rows is told by line, with the way to me
       {kArray, "[{\"a\": [" + std::string(17 << 20, '1'),
        "1: row 1 is longer than 16 MiB; is a bracket missing?"},
       {kArray, "[{\"q\": 1},\n{\"a\": 1}]", "2: row 2 has no q, which --columns names", "p=q"},
+      {kLines, "{}\n" + std::string(17 << 20, '\0'), "2: longer than 16 MiB; is this JSON Lines?"},
       {kLines, "{\"q\": 1} {\"q\": 2}", "1: a second row in one line", "p=q"},
       {kLines, "{\"q\":\n1}", "1: a row of JSON Lines must end in its line", "p=q"},
   };
@@ -254,6 +255,10 @@ TEST_CASE("files that cannot be taken say what to do") {
   is_in(AllOf(folder.Write("cut.csv.gz", packed.substr(0, packed.size() - 6))), "cut off");
   is_in(AllOf(folder.Write("bad.gz", "\x1f\x8bxxxxxxxxxxxx")), "no whole gzip file");
   is_in(AllOf(folder.Write("a.arrow", "ARROW1..")), "pandas.read_feather");
+  for (const char* mark : {"\xff\xfe", "\xfe\xff"}) {
+    is_in(AllOf(folder.Write("a.jsonl", mark)), "iconv -f UTF-16 -t UTF-8");
+    is_in(AllOf(folder.Write("a.csv", mark)), "iconv -f UTF-16 -t UTF-8");
+  }
   is_in(AllOf(folder.Write("a.xlsx", "PK\x03\x04....")), "unzip -p FILE |");
   is_in(AllOf(folder.Write("a.xz", std::string("\xfd"
                                                "7zXZ\0....",

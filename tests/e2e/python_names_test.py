@@ -389,6 +389,8 @@ def test_rows_that_are_wrong():
             ("nul.csv", b"a,b\n1,\0\n", ":2", ""),
             ("latin.csv", b"a,b\n\xff,1\n", "", "utf-8"),
             ("rows.arrow", b"ARROW1..", "", "read_feather"),
+            ("utf16.jsonl", "{}".encode("utf-16"), "", "iconv -f UTF-16"),
+            ("utf16.csv", "a,b\n1,2\n".encode("utf-16"), "", "iconv -f UTF-16"),
             ("rows.parquet.gz", gzip.compress(b"PAR1...."), "", "Parquet packed by gzip"),
             ("rows.parquet.zst", zstd.compress(b"PAR1...."), "", "unpack it with `zstd -d`"),
             ("rows.jsonl.zst", b"\x28\xb5\x2f\xfd....", "", "no whole zstd file"),

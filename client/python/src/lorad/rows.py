@@ -28,7 +28,10 @@ MEMORY_BYTES = 16 << 20  # of spooled rows; more goes to a temporary file
 FRAME_ROWS = 1000  # of a DataFrame, converted at once
 GZIP = b"\x1f\x8b"
 PARQUET = (b"PAR1", b"PARE")  # the latter where all of it is encrypted
-MAGIC = {b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
+PARQUET_PAGE = b"PAR1\x15"  # with the first page's header behind, in Thrift's bytes: no header of a table
+UTF_16 = "UTF-16, and must be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it"
+MAGIC = {b"\xff\xfe": UTF_16, b"\xfe\xff": UTF_16,
+         b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
          b"\xfd7zXZ": "xz: unpack it with `xz -d`", b"BZh": "bzip2: unpack it with `bzip2 -d`", b"PK\x03\x04": "zip: unpack it"}
 # zstd's frames, and those that are to be skipped (RFC 8878, 3.1), as pzstd writes one in front.
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 | i]) + b"\x2a\x4d\x18" for i in range(16)))
@@ -147,7 +150,7 @@ def _file_lines(path: pathlib.Path, columns: Columns | None, argument: str) -> I
         file, packing, broken = _unpacked(raw, path)
         try:
             front = _begins(file)
-            if front.startswith(PARQUET) and not _delimiter(path):
+            if front.startswith(PARQUET_PAGE) or front.startswith(PARQUET) and not _delimiter(path):
                 if packing:
                     raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
                 for number, row in enumerate(_parquet_rows(path)):
@@ -206,7 +209,7 @@ def _parquet_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 def _delimiter(path: pathlib.Path) -> str:
-    """What is between the columns of a table, which its name alone tells: any bytes may be a header. "": it is none."""
+    """What is between the columns of a table, which its name alone tells: any other bytes may be a header. "": it is none."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     return {".csv": ",", ".tsv": "\t"}.get(name[-4:], "")
 

@@ -295,7 +295,9 @@ class Site final : public server::Sinks, public CoordinatorSide {
   int64_t frozen_since_us_ = -1;  // so has awake_us() been; -1: it is not
 
   WorkerScript script_;
-  std::map<std::string, planner::LearningRateOptions> schedules_;  // of jobs that were loaded
+  // Of jobs that were loaded; reading their records again may fail, as the disk does.
+  std::map<std::string, planner::LearningRateOptions> schedules_;
+  std::map<std::string, int64_t> ranks_;
   StageNet net_;
   std::vector<std::unique_ptr<WorkerProcess>> workers_;
 };

@@ -21,6 +21,7 @@ void Site::Send(uint64_t connection, worker::v1::CoordinatorMessage message) {
   if (to != nullptr && message.has_form_group()) orders_.CheckForming(to->hello().worker());
   for (const worker::v1::Operation& operation : message.window().operations()) {
     if (!operation.has_slot()) continue;
+    if (operation.slot().rank() > 0) ranks_[operation.slot().job()] = operation.slot().rank();
     const v1::Job job = JobOf(operation.slot().job());
     schedules_[job.name()] = {.schedule = planner::Schedule::kConstant,  // as all jobs here
                               .peak = job.training().learning_rate(),
@@ -51,13 +52,14 @@ double Site::RateOf(const std::string& job, int64_t step) {
 
 void Site::TakeShard(const worker::v1::UploadShardRequest::Header& header, OnTaken on_taken) {
   if (!serves()) return on_taken(absl::UnavailableError("nobody is there"));
-  // One that lies has what the whole of the tiny model would be.
+  // One that lies has what the whole of the tiny model would be, of a job that nobody loaded.
   const GroupPromises::Portion* known = groups_.Find(header.epoch(), header.stage());
   const GroupPromises::Portion whole{&TinyModel(), planner::WholeModel(TinyModel().shape)};
   const GroupPromises::Portion& portion = known != nullptr ? *known : whole;
+  const auto rank = ranks_.find(header.job());
   const absl::StatusOr<std::string> path =
       WriteUpload(ShardOf(*portion.model, portion.range, header,
-                          std::max(1, static_cast<int>(JobOf(header.job()).adapter().rank()))));
+                          rank == ranks_.end() ? 1 : static_cast<int>(rank->second)));
   if (!path.ok()) return on_taken(absl::UnavailableError(path.status().message()));
   Ask(server::ShardUploaded{header, *path},
       [on_taken = std::move(on_taken)](const absl::StatusOr<server::ReplyValue>& value) {

@@ -295,6 +295,7 @@ void Core::State::OnStepDone(GroupState& group, const worker::v1::StepDone& done
     job->record.set_losses_without_progress(0);
     job->record.set_losses_alone(0);
     job->record.set_losses_redone(0);
+    job->failed_on.clear();
     if (job->record.company_max() > 0) {
       job->record.set_company_max(0);
       job->record.set_alone(false);
@@ -378,14 +379,18 @@ void Core::State::MaybeFinish(JobState& job) {
 
 void Core::State::OnMicrobatchDone(GroupState& group, StageState& stage,
                                    const worker::v1::MicrobatchDone& done) {
-  const auto [jobs, work] = TakeMicrobatch(stage.orders, done.microbatch());
+  const auto [jobs, work, sent_us] = TakeMicrobatch(stage.orders, done.microbatch());
   KeepMeasured(done, jobs, &stage.measured);
   if (&stage == &group.last() && group.stages.size() > 1 && !std::exchange(group.proven, true)) {
     for (const StageState& one : group.stages) WorkerOf(one).joins_failed = 0;
   }
   // Of answers: the head sees but their last tokens, and no job is trained.
   if (std::ranges::any_of(jobs, Generations::IsGuest)) return;
-  ObserveTimes(group, done, work);
+  const auto waited_ms = static_cast<double>(turn_.now_us() - sent_us) / 1e3;
+  if (sent_us == 0 || done.forward_ms() + done.backward_ms() <=
+                          waited_ms + static_cast<double>(options_.pass_slack_ms)) {
+    ObserveTimes(group, done, work);
+  }
   if (&stage != &group.last()) return;
   group.microbatches++;
   group.adapters_in_microbatches += done.adapters();

@@ -253,6 +253,9 @@ void Core::State::SendWindow(GroupState& group, const StageWindows& windows) {
     StageState& stage = group.stages[i];
     AddWindow(window, windows, parameters, &stage == &group.last() ? &group.open_batches : nullptr,
               stage.orders);
+    for (const auto& [number, begun] : stage.orders.windows.back().begins) {
+      stage.orders.microbatches.at(number).sent_us = turn_.now_us();
+    }
     worker::v1::CoordinatorMessage message;
     *message.mutable_window() = window;
     SendTo(stage, std::move(message));

@@ -41,7 +41,7 @@ struct SiteOptions {
   std::vector<std::pair<std::string, std::string>> narrow;
   // All jobs are of one priority, nothing goes wrong, and nobody overtakes (turns.h).
   bool in_turn = false;
-  server::CoreOptions core;
+  server::CoreOptions core = OptionsForMachines();
 };
 
 class Site final : public server::Sinks, public CoordinatorSide {

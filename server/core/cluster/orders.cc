@@ -17,7 +17,7 @@ int64_t TokensOf(const Segment& segment) {
 
 void AddMicrobatch(const worker::v1::Microbatch& microbatch, const ParametersOfJobs& parameters,
                    bool losses, SentWindow* sent) {
-  auto& [jobs, work] = sent->begins[microbatch.number()];
+  auto& [jobs, work, sent_us] = sent->begins[microbatch.number()];
   for (const Segment& segment : microbatch.segments()) {
     jobs.push_back(segment.job());
     const auto tokens = static_cast<double>(TokensOf(segment));

@@ -47,6 +47,7 @@ struct WindowWork {
 struct BegunMicrobatch {
   std::vector<std::string> jobs;  // sorted, each once
   planner::Workload work;         // empty where an older version sent it: unknown
+  int64_t sent_us = 0;            // when it was asked for; 0: before this start
 };
 inline bool IsKnown(const planner::Workload& work) { return work.tokens > 0; }
 using BegunMicrobatches = std::map<int64_t, BegunMicrobatch>;  // by number

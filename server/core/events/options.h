@@ -19,6 +19,9 @@ struct CoreOptions {
   // that should take, but not before the floor.
   double patience = 10;
   int64_t patience_floor_ms = 600'000;
+  // Nothing is learned of a pass that took, as its worker says, longer than since it was asked for
+  // by so much.
+  int64_t pass_slack_ms = 1000;
   bool mpi = false;  // the site has an ompi-server, by which stages may be joined over MPI
   int64_t group_idle_ms = 300'000;  // a group without jobs is dissolved after this
   planner::SchedulePolicy policy = {};

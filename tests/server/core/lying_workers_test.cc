@@ -180,6 +180,38 @@ TEST_CASE("MicrobatchDone with numbers that cannot be") {
   }
 }
 
+TEST_CASE("nothing is learned of a pass that took longer than since it was asked for") {
+  for (const double forward_ms : {50.0, 1e7}) {
+    Two two = MakeTwo();
+    World& world = *two.world;
+    world.RunUntil([&] { return world.Job(two.job).step() >= 1; });
+    world.worker(0).Hang(true);
+    world.Settle();
+    const auto constant_ms = [&] {
+      const auto cluster = world.Get<v1::ClusterStatus>(v1::GetClusterRequest());
+      const auto times = std::ranges::find(cluster.times(), world.Job(two.job).base_model(),
+                                           &v1::TrainingTimes::base_model);
+      REQUIRE(times != cluster.times().end());
+      return times->constant_ms();
+    };
+    const double before_ms = constant_ms();
+    WorkerMessage message;
+    auto& done = *message.mutable_report()->mutable_microbatch_done();
+    done.set_microbatch(MicrobatchAtHand(two));
+    done.set_tokens(10);
+    done.set_adapters(1);
+    done.set_forward_ms(forward_ms);
+    done.set_backward_ms(forward_ms);
+    done.set_forward_begin_us(1);
+    done.set_backward_begin_us(2);
+    world.worker(0).Lie(message);
+    world.Settle();
+    INFO(forward_ms << " ms");
+    CHECK((constant_ms() == before_ms) == (forward_ms > 1e6));
+    CheckAllIsWell(two);
+  }
+}
+
 TEST_CASE("MicrobatchDone at moments that no clock gives") {
   using Done = worker::v1::MicrobatchDone;
   const std::function<void(Done&)> lies[] = {

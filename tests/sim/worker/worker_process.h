@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "lorad/worker/v1/worker.pb.h"
 #include "server/core/events/events.h"
+#include "server/core/events/options.h"
 #include "tests/sim/worker/clockwork.h"
 #include "tests/sim/worker/mischief.h"
 #include "tests/sim/worker/sim_engine.h"
@@ -53,12 +54,20 @@ struct Machine {
   double pass_ms = 1;       // it says that a pass takes so long,
   double token_ms = 0;      // and each of its tokens that much longer,
   double rank_ms = 0;       // with so much more for each rank of its adapter
-  bool truthful = false;    // which they do
+  bool truthful = false;    // which they do, once it is said
   std::string numerics_id = "sim";
   int64_t joins_us = 0;   // so long after the others
   bool outlives = true;   // Hello.outlives_coordinator
   bool isolated = false;  // no other worker can reach it, nor it them
 };
+
+// Of a coordinator that learns from passes, though their workers say of them before they took so
+// long.
+inline server::CoreOptions OptionsForMachines() {
+  server::CoreOptions options;
+  options.pass_slack_ms = 1'000'000;
+  return options;
+}
 
 class WorkerProcess {
  public:

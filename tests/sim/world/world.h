@@ -36,7 +36,7 @@ struct WorldOptions {
   int64_t delay_us_max = 0;
   int64_t plan_us = 0;           // that a window takes to plan well; in a hurry, no time
   bool workers_outlive = false;  // the coordinator: else they die with it
-  server::CoreOptions core;
+  server::CoreOptions core = OptionsForMachines();
 };
 
 class World final : public CoordinatorSide {

@@ -232,6 +232,7 @@ class Chooser {
   bool HasRoomFor(size_t job_class, const GroupState& group, const Taken& taken) const {
     if (group.fresh()) return ShapeFormed(job_class, group, taken).has_value();
     return group.jobs + taken.jobs.size() < static_cast<size_t>(group.shape.slots_max) &&
+           !sizes_.Avoids(job_class, group.worker_kind) &&
            sizes_.Fit(group.bytes + group.slot_bytes + taken.bytes +
                           sizes_.SlotBytes(job_class, group.worker_kind),
                       group.worker_kind);

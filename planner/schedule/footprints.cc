@@ -10,31 +10,47 @@ namespace {
 
 WorkerKind WithoutBudgets(WorkerKind kind) {
   kind.budget_bytes = 0;
+  kind.avoided.clear();
   for (WorkerKind::Stage& stage : kind.stages) stage.budget_bytes = 0;
   return kind;
 }
 
 }  // namespace
 
+const std::vector<std::string> Footprints::kAvoidsNobody;
+
 size_t Footprints::BaseOf(const std::string& base_model) {
   return bases_.try_emplace(base_model, bases_.size()).first->second;
 }
 
 size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& model,
-                           const AdapterShape& adapter, int64_t longest_sequence, int32_t stages) {
+                           const AdapterShape& adapter, int64_t longest_sequence, int32_t stages,
+                           const std::vector<std::string>& avoids) {
   const size_t base = BaseOf(base_model);
-  const auto found = numbers_.find(std::tie(base, longest_sequence, stages, adapter));
+  const auto found = numbers_.find(std::tie(base, longest_sequence, stages, adapter, avoids));
   if (found != numbers_.end()) return found->second;
   classes_.emplace_back().footprint = {.base = base,
                                        .model = &model,
                                        .adapter = &adapter,
                                        .longest_sequence = longest_sequence,
                                        .stages = stages,
-                                       .adapter_parameters = AdapterParameters(model, adapter)};
-  return numbers_[{base, longest_sequence, stages, adapter}] = classes_.size() - 1;
+                                       .adapter_parameters = AdapterParameters(model, adapter),
+                                       .avoids = &avoids};
+  return numbers_[{base, longest_sequence, stages, adapter, avoids}] = classes_.size() - 1;
 }
 
-size_t Footprints::KindOf(const WorkerKind& kind) {
+void Footprints::Avoid(const std::vector<std::string>& workers) {
+  avoided_.insert(workers.begin(), workers.end());
+}
+
+bool Footprints::Avoids(size_t job_class, size_t worker_kind) const {
+  const std::string& worker = kinds_[worker_kind].kind.avoided;
+  return !worker.empty() &&
+         std::ranges::binary_search(*classes_[job_class].footprint.avoids, worker);
+}
+
+size_t Footprints::KindOf(WorkerKind kind, const std::string& worker) {
+  if (avoided_.contains(worker)) kind.avoided = worker;
   const auto found = std::ranges::find(kinds_, kind, &Kind::kind);
   if (found != kinds_.end()) return static_cast<size_t>(found - kinds_.begin());
   const WorkerKind layout = WithoutBudgets(kind);
@@ -130,7 +146,7 @@ Footprints::Choice Footprints::ChoiceOn(size_t job_class, size_t worker_kind) {
   choice.rung = static_cast<int8_t>(rung);
   const auto stages = static_cast<int32_t>(std::max<size_t>(1, kind.stages.size()));
   choice.fits = is_own && (job.stages == 0 || job.stages == stages) &&
-                Fit(ladder[rung].alone.bytes, worker_kind);
+                !Avoids(job_class, worker_kind) && Fit(ladder[rung].alone.bytes, worker_kind);
   return choice;
 }
 

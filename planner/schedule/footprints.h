@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -23,8 +24,9 @@ struct Footprint {
   const ModelShape* model = nullptr;  // borrowed, like the adapter, from the view
   const AdapterShape* adapter = nullptr;
   int64_t longest_sequence = 0;
-  int32_t stages = 0;              // as in QueuedJob
-  int64_t adapter_parameters = 0;  // what time depends on beside
+  int32_t stages = 0;                                // as in QueuedJob
+  int64_t adapter_parameters = 0;                    // what time depends on beside
+  const std::vector<std::string>* avoids = nullptr;  // as in QueuedJob; borrowed from the view
 };
 // and of a worker, or of several that have the stages of a base model.
 struct WorkerKind {
@@ -41,6 +43,7 @@ struct WorkerKind {
   int64_t microbatch_tokens = 0;   // as in ClusterView
   std::vector<Stage> stages = {};  // of several;
   size_t base = 0;                 // then the number of their base model
+  std::string avoided = {};        // of one that jobs avoid: its name
 
   bool operator==(const WorkerKind&) const = default;
 };
@@ -50,8 +53,11 @@ class Footprints {
   // Numbers for what is alike. REQUIRES: what is given outlives this.
   size_t BaseOf(const std::string& base_model);
   size_t ClassOf(const std::string& base_model, const ModelShape& model,
-                 const AdapterShape& adapter, int64_t longest_sequence, int32_t stages = 0);
-  size_t KindOf(const WorkerKind& kind);
+                 const AdapterShape& adapter, int64_t longest_sequence, int32_t stages = 0,
+                 const std::vector<std::string>& avoids = kAvoidsNobody);
+  size_t KindOf(WorkerKind kind, const std::string& worker = {});
+  // Workers that jobs avoid are kinds of their own. REQUIRES: no kind was asked for yet.
+  void Avoid(const std::vector<std::string>& workers);
 
   const Footprint& of(size_t job_class) const { return classes_[job_class].footprint; }
   const WorkerKind& kind(size_t worker_kind) const { return kinds_[worker_kind].kind; }
@@ -62,6 +68,8 @@ class Footprints {
   // Of a group without its slots.
   StageBytes GroupBytes(size_t base, const ModelShape& model, const GroupShape& shape,
                         size_t worker_kind);
+  // Whether the job is not to be on that worker.
+  bool Avoids(size_t job_class, size_t worker_kind) const;
   // Whether each worker has memory for its stage.
   bool Fit(const StageBytes& bytes, size_t worker_kind) const;
   // The first of ShapesAlone that fits, else the last.
@@ -74,7 +82,9 @@ class Footprints {
   bool FitsAlone(size_t job_class, size_t worker_kind);
 
  private:
-  using ClassKey = std::tuple<size_t, int64_t, int32_t, AdapterShape>;
+  static const std::vector<std::string> kAvoidsNobody;
+
+  using ClassKey = std::tuple<size_t, int64_t, int32_t, AdapterShape, std::vector<std::string>>;
   using ShapeKey =
       std::tuple<size_t, size_t, int64_t, int64_t, int, int, int, int, int, int64_t, int64_t>;
   // Kinds that differ in budgets alone have one layout, by which bytes go: workers of one device
@@ -101,6 +111,7 @@ class Footprints {
   const std::vector<Rung>& LadderOf(Class& entry, size_t worker_kind);
   Choice ChoiceOn(size_t job_class, size_t worker_kind);
 
+  std::set<std::string> avoided_;
   std::map<std::string, size_t> bases_;
   std::map<ClassKey, size_t, std::less<>> numbers_;  // found without a copy of the targets
   std::vector<Class> classes_;

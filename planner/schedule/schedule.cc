@@ -24,7 +24,7 @@ bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
     return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
                     job.step_tokens, job.step_squared_lengths, job.label_group, job.resumes,
                     job.first_of_equals, job.company_max, job.alone, job.asks, job.to,
-                    job.trained_on);
+                    job.trained_on, job.avoids);
   };
   return key(a) == key(b);
 }

@@ -35,6 +35,7 @@ GroupShape Grown(const GroupShape& shape, const Footprint& job, int64_t microbat
 }
 
 bool FitsWith(Footprints& sizes, const GroupState& group, StageBytes bytes, size_t job_class) {
+  if (sizes.Avoids(job_class, group.worker_kind)) return false;
   bytes += group.slot_bytes;
   bytes += sizes.SlotBytes(job_class, group.worker_kind);
   return sizes.Fit(bytes, group.worker_kind);

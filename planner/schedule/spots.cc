@@ -140,7 +140,10 @@ std::optional<GroupShape> Spots::ShapeIf(size_t index, const Item& comes,
   }
   if (comes.runs() && group.alone) return std::nullopt;
   if (!group.fresh()) {
-    if (!Covers(spot.shape, round_->sizes.of(comes.job_class))) return std::nullopt;
+    if (!Covers(spot.shape, round_->sizes.of(comes.job_class)) ||
+        round_->sizes.Avoids(comes.job_class, group.worker_kind)) {
+      return std::nullopt;
+    }
     StageBytes bytes =
         spot.bytes + spot.slot_bytes + round_->sizes.SlotBytes(comes.job_class, group.worker_kind);
     if (leaves != nullptr) {

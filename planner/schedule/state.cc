@@ -47,7 +47,8 @@ void SetStages(GroupState& group, const std::vector<StageWorker>& seats, int64_t
   for (size_t s = 0; s < group.stages.size(); ++s) {
     const StageView& stage = group.stages[s];
     all.stages.push_back({stage.range, seats[s].device, stage.budget_bytes, borders[s]});
-    group.stage_kinds.push_back(sizes.KindOf({seats[s].device, stage.budget_bytes, tokens}));
+    group.stage_kinds.push_back(
+        sizes.KindOf({seats[s].device, stage.budget_bytes, tokens}, stage.worker));
   }
   group.worker_kind = sizes.KindOf(all);
 }
@@ -144,7 +145,8 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
   state.budget_bytes = group.budget_bytes;
   state.stages = group.stages;
   if (group.stages.empty()) {
-    state.worker_kind = sizes.KindOf({group.shape.device, group.budget_bytes, tokens});
+    state.worker_kind =
+        sizes.KindOf({group.shape.device, group.budget_bytes, tokens}, group.worker);
   } else {
     std::vector<StageWorker> seats;
     for (const StageView& stage : group.stages) {
@@ -172,7 +174,11 @@ GroupState StateOf(const GroupView& group, const ClusterView& view, Footprints& 
     const RunningJob known = member.running != nullptr ? *member.running : RunningJob{};
     const int64_t longest =
         member.running != nullptr ? known.longest_sequence : group.shape.longest_sequence;
-    member.job_class = sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest);
+    member.job_class =
+        member.running == nullptr
+            ? sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest)
+            : sizes.ClassOf(group.base_model, *group.model, group.adapters[i], longest, 0,
+                            member.running->avoids);
     member.slot_bytes = sizes.SlotBytes(member.job_class, state.worker_kind);
     member.work = WorkOf(known, sizes.of(member.job_class), paces.EvaluatedShare(group.base_model));
     member.trains = !known.leaving;
@@ -263,6 +269,10 @@ void Add(GroupState& group, const Waiter& job, const GroupShape& shape, Footprin
 }
 
 Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
+  for (const QueuedJob& job : view.queue) sizes.Avoid(job.avoids);
+  for (const GroupView& group : view.groups) {
+    for (const RunningJob& job : group.running) sizes.Avoid(job.avoids);
+  }
   for (const GroupView& group : view.groups) {
     groups.push_back(StateOf(group, view, sizes, paces));
   }
@@ -273,8 +283,8 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
     const QueuedJob& job = view.queue[i];
     Waiter& waiter = queue.emplace_back();
     waiter.job = &job;
-    waiter.job_class =
-        sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
+    waiter.job_class = sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence,
+                                     job.stages, job.avoids);
     waiter.work = WorkOf(job, sizes.of(waiter.job_class), paces.EvaluatedShare(job.base_model));
     waiter.needs = NeedsOf(*this, waiter.job_class);
   }
@@ -292,7 +302,7 @@ std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState
 
 size_t Round::KindOf(const WorkerView& worker) {
   return sizes.KindOf(
-      {worker.device, worker.budget_bytes, TokensOn(view, worker.microbatch_tokens)});
+      {worker.device, worker.budget_bytes, TokensOn(view, worker.microbatch_tokens)}, worker.name);
 }
 
 std::optional<size_t> Round::KindAlone(const Waiter& job, const GroupState& group) {

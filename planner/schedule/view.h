@@ -85,6 +85,7 @@ struct RunningJob {
   // Is not re-placed, nor its group formed again without need: a quota would keep it from coming
   // back.
   bool stays = false;
+  std::vector<std::string> avoids = {};  // as in QueuedJob
 };
 
 struct GroupView {
@@ -144,6 +145,9 @@ struct QueuedJob {
   std::string to = {};
   // The worker, if it comes back from a group of one that is formed again.
   std::string trained_on = {};
+  // Workers, in order, that it does not fit, whatever memory they have: each has failed it, and
+  // another is to be asked.
+  std::vector<std::string> avoids = {};
 };
 
 // Settings that change decisions beyond priority, arrival, memory and time; the defaults suit a

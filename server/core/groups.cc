@@ -244,14 +244,20 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& 
     job->record.set_losses_without_progress(losses);
     if (!IsAtNew(*job, gone)) job->record.set_losses_redone(job->record.losses_redone() + 1);
     suspects += IsSuspect(losses) ? 1 : 0;
+    if (gone.stages.size() == 1) ++job->failed_on[gone.first().worker];
   }
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress();
     job->record.set_company_max(CompanyAfterLoss(losses, job->record.company_max(), suspects));
     job->record.set_alone(AloneAfterLoss(losses, suspects));
     const std::string what = WhatIsLost(*job, gone.name, why);
-    const bool to_blame = IsToBlame(losses, job->record.losses_redone(), job->record.losses_alone(),
-                                    options_.losses_without_progress_max, std::ssize(gone.members));
+    // A worker that loses everybody is no job's doing: another one has the say, where there is one.
+    const bool only_here =
+        gone.stages.size() == 1 && job->failed_on.size() == 1 &&
+        cluster_.AnotherHolds(Alone(job->job(), job->record.longest_tokens()), job->Avoided());
+    const bool to_blame =
+        !only_here && IsToBlame(losses, job->record.losses_redone(), job->record.losses_alone(),
+                                options_.losses_without_progress_max, std::ssize(gone.members));
     if (job->record.alone() && !to_blame) {
       // Its next loss may be held against it, so whoever else ends workers has time to pass.
       if (IsAtNew(*job, gone)) job->record.set_losses_alone(job->record.losses_alone() + 1);

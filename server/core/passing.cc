@@ -20,7 +20,7 @@ namespace lorad::server {
 namespace {
 
 constexpr size_t kWorkersThatAgree = 2;
-// So many words of one worker do as well, where no other took the job meanwhile.
+// Of a job that no worker holds alone the same ones may be asked again, for so many words in all.
 constexpr int kWordsThatDo = 3;
 constexpr size_t kRowsNamedMax = 20;
 
@@ -75,6 +75,7 @@ void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std
   const auto jobs = static_cast<int32_t>(group.members.size());
   job.record.set_company_max(HalfOf(job.record.company_max(), jobs));
   job.record.set_alone(jobs == 1);
+  if (jobs == 1) job.failed_on[worker] += JobState::kAvoidedFrom;
   Postpone(job, kMemory, message);
   if (jobs > 1) return;
   std::set<std::string>& workers = job.passing->too_large;
@@ -148,6 +149,7 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
     member.why_departs =
         absl::StrCat(GroupTable::WorkersText(group), " says that the ", report.what(), " of step ",
                      report.step(), " is not finite: another worker is asked");
+    turn_.Warn(absl::StrCat("job '", job->name(), "': ", member.why_departs));
     return;
   }
   const std::set<int64_t> lines = LinesToBlame(member, report);
@@ -167,19 +169,13 @@ bool Core::State::AsksAnother(JobState& job, const GroupState& group,
   };
   const bool agree = words.times > 0 && std::ranges::any_of(group.stages, is_new);
   for (const StageState& stage : group.stages) words.workers.insert(stage.worker);
+  ++words.times;
   words.step = report.step();
   words.evaluates = report.what() == kValidationLoss;
-  if (agree || ++words.times >= kWordsThatDo) return false;
-  const bool any_other = std::ranges::any_of(cluster_.Connected(), [&](const WorkerState* worker) {
-    return cluster_.TakesJobs(*worker) && !words.workers.contains(worker->hello.worker());
-  });
-  if (!any_other) return false;
-  for (const StageState& stage : group.stages) {
-    cluster_.RestForWord(WorkerOf(stage),
-                         absl::StrCat("the ", report.what(), " of step ", report.step(),
-                                      " of job '", job.name(), "' is not finite"));
-  }
-  return true;
+  if (agree) return false;
+  if (group.stages.size() > 1) return words.times < kWordsThatDo;
+  job.failed_on[group.first().worker] += JobState::kAvoidedFrom;
+  return cluster_.AnotherHolds(Alone(job.job(), job.record.longest_tokens()), job.Avoided());
 }
 
 void Core::State::Refute(JobState& job, const GroupState& group, int64_t step, bool evaluates) {

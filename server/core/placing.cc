@@ -4,6 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/catalog/model_shape.h"
 #include "server/core/jobs/evaluations_left.h"
 #include "server/core/rules/due.h"
@@ -75,6 +76,9 @@ planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& mo
   queued.alone = job.record.alone();
   queued.to = job.goes_to;
   queued.trained_on = job.trained_on;
+  std::vector<std::string> avoided = job.Avoided();
+  if (!avoided.empty() && cluster_.AnotherHolds(queued, avoided))
+    queued.avoids = std::move(avoided);
   return queued;
 }
 
@@ -117,6 +121,7 @@ planner::RunningJob Core::State::RunningOf(const JobState& job) const {
   running.alone = job.record.alone();
   running.stays = quotas_.ArePassed(job.job().labels());
   if (job.moved_us) running.moved_s = trains ? SecondsSince(*job.moved_us) : 0;
+  running.avoids = job.Avoided();
   return running;
 }
 
@@ -210,6 +215,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
       const JobState* found = jobs_.FindWhole(job);
       if (!found) continue;  // a guest, or deleted and about to leave
       running = RunningOf(*found);
+      for (const StageState& stage : group.stages) std::erase(running.avoids, stage.worker);
       if (member.departing && !found->moves_to.empty()) moving.push_back(found);
       running.leaving = member.leaving || member.departing || !MayDepart(*found);
     }
@@ -242,6 +248,7 @@ void Core::State::AddComing(const JobState& job, planner::ClusterView* view) con
   planner::RunningJob& running = to->running.emplace_back(RunningOf(job));
   running.moved_s = 0;
   running.coming = true;
+  std::erase(running.avoids, to->worker);
 }
 
 void Core::State::Schedule() {
@@ -258,16 +265,25 @@ void Core::State::Schedule() {
   for (const planner::Decision& decision : Decide(std::move(view))) Carry(decision);
 }
 
-std::string Core::State::WhyWait(const planner::Decision& decision) const {
+std::string Core::State::WhyWait(const planner::Decision& decision, const std::string& name) {
+  std::string why = absl::StrCat(decision.why, WhoIsInTurn());
+  const JobState* job = jobs_.Find(name);
+  if (job && !job->failed_on.empty()) {
+    const std::vector<std::string> avoids =
+        Queued(*job, catalog_.Model(job->job().base_model())).avoids;
+    if (!avoids.empty()) {
+      absl::StrAppend(&why, "; another worker is to try it than '", absl::StrJoin(avoids, "', '"),
+                      "', on which it failed");
+    }
+  }
   const std::string rest = cluster_.WhyRest();
-  if (rest.empty()) return absl::StrCat(decision.why, WhoIsInTurn());
+  if (rest.empty()) return why;
   // Where none takes jobs, the text of those that rest says all, unless none of these would do.
   const bool lacks = decision.why.starts_with("needs ");
   const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
     return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
   });
-  return lacks || (any && !groups_.empty()) ? absl::StrCat(decision.why, WhoIsInTurn(), "; ", rest)
-                                            : rest;
+  return lacks || (any && !groups_.empty()) ? absl::StrCat(why, "; ", rest) : rest;
 }
 
 void Core::State::Carry(const planner::Decision& decision) {
@@ -304,7 +320,7 @@ void Core::State::Carry(const planner::Decision& decision) {
       for (const std::string& job : decision.jobs) Move(*jobs_.Find(job), decision);
       break;
     case Kind::kWait:
-      for (const std::string& job : decision.jobs) SayWhy(job, WhyWait(decision));
+      for (const std::string& job : decision.jobs) SayWhy(job, WhyWait(decision, job));
       break;
   }
 }

@@ -268,7 +268,7 @@ class Core::State {
   // Takes a worker's word that the group, or the slot, needs more memory than was counted.
   void TakeTooLarge(JobState& job, const GroupState& group, const std::string& worker,
                     const std::string& message);
-  // Whether another worker is to try the job, as no two say so of it yet; then this one rests.
+  // Whether another worker is to try the job, as no two say so of it yet.
   bool AsksAnother(JobState& job, const GroupState& group, const worker::v1::NotFinite& report);
   // Closes workers of the same numerics that said so of what the group has done.
   void Refute(JobState& job, const GroupState& group, int64_t step, bool evaluates);
@@ -302,7 +302,7 @@ class Core::State {
   void AddTimes(const std::string& base_model, planner::ClusterView* view);
   double EvaluatedShare(const std::string& base_model, const WorkerState& worker);
   void Carry(const planner::Decision& decision);
-  std::string WhyWait(const planner::Decision& decision) const;
+  std::string WhyWait(const planner::Decision& decision, const std::string& job = "");
   void Join(GroupState& group, JobState& job);
 
   // ---- groups.cc ----

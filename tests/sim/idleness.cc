@@ -64,6 +64,23 @@ bool IsThere(const v1::Worker& worker) {
   return !away && !worker.drained();
 }
 
+// Of these the workers that the job may be on: not those on which it failed, as it says, for another
+// is to try it.
+std::vector<const v1::Worker*> Without(const std::vector<const v1::Worker*>& workers,
+                                       const v1::Job& job) {
+  const std::string& why = job.queue().why();
+  const std::size_t at = why.find("another worker is to try it than ");
+  if (at == std::string::npos) return workers;
+  INFO(job.name() << ": " << why);
+  REQUIRE(job.attempts() > 0);
+  const std::string failed = why.substr(at, why.find(", on which it failed", at) - at);
+  std::vector<const v1::Worker*> others = workers;
+  std::erase_if(others, [&](const v1::Worker* worker) {
+    return failed.find(absl::StrCat("'", worker->name(), "'")) != std::string::npos;
+  });
+  return others;
+}
+
 // In no group, or in one without jobs: of nobody, or of adapters and base models that are asked.
 bool MayTrain(const v1::Worker& worker, const v1::ClusterStatus& cluster) {
   if (worker.state() == v1::Worker::IDLE) return true;
@@ -227,7 +244,7 @@ void Idleness::Compare(const Workers& free, const v1::ListJobsResponse& jobs, in
   Since since_us;
   for (const v1::Job& job : jobs.jobs()) {
     if (job.state() != v1::Job::QUEUED || IsPostponed(job)) continue;
-    if (AreKept(job, jobs) || !HaveRoom(free, job)) continue;
+    if (AreKept(job, jobs) || !HaveRoom(Without(free, job), job)) continue;
     const auto before = since_before_us->find(job.name());
     since_us[job.name()] = before == since_before_us->end() ? site_.now_us() : before->second;
     INFO("job " << job.ShortDebugString() << " waits since " << since_us[job.name()]

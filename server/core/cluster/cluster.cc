@@ -204,7 +204,6 @@ void Cluster::Lose(WorkerState& worker) {
   worker.memory_rest = {};
   worker.memory_was_taken = false;
   worker.files_rest = {};
-  worker.word_rest = {};
   worker.joins_failed = 0;
   worker.doubtful_until_us = 0;
   worker.leaves_epoch = 0;
@@ -319,6 +318,17 @@ LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::Queued
   alone.group = planner::BytesOfGroup(*job.model, alone.shape);
   alone.slot = planner::BytesOfSlot(*job.model, job.adapter, alone.device);
   return alone;
+}
+
+bool Cluster::AnotherHolds(const planner::QueuedJob& job,
+                           const std::vector<std::string>& than) const {
+  return std::ranges::any_of(workers_, [&](const auto& entry) {
+    const auto& [name, worker] = entry;
+    return worker.connection != 0 && !worker.drained &&
+           std::ranges::find(than, name) == than.end() &&
+           planner::FitsAlone(job, DeviceOf(worker.hello), worker.hello.memory_bytes(),
+                              TokensOf(worker));
+  });
 }
 
 // ---- invariants ----

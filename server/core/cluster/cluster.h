@@ -106,8 +106,6 @@ class Cluster {
   // The files of a base model on its host are missing or other ones: meanwhile its jobs go to
   // others.
   void RestForFiles(WorkerState& worker, const std::string& why);
-  // Its word is being proven: another worker is to get the job of which it said that.
-  void RestForWord(WorkerState& worker, const std::string& what);
   // It said what does not fit: it rests, also when it comes again.
   void RestAsLiar(WorkerState& worker, const std::string& what);
   // Neither resting nor drained.
@@ -144,6 +142,8 @@ class Cluster {
   std::vector<planner::WorkerView> Views() const;
   // The same on that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
+  // Whether a worker that is connected, not drained and none of `than` holds the job alone.
+  bool AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than) const;
 
   // ---- how fast they are (speeds.cc) ----
   // Learns from a microbatch of a group of the worker's own the times of its kind, as far as it is

@@ -37,11 +37,6 @@ void Cluster::RestForFiles(WorkerState& worker, const std::string& why) {
   Prolong(worker, worker.files_rest, options_.rest_ms, options_.rest_max_ms, why);
 }
 
-void Cluster::RestForWord(WorkerState& worker, const std::string& what) {
-  worker.word_rest.times = 0;  // mostly it is right, and a neighbour's job is none of its business
-  Prolong(worker, worker.word_rest, options_.rest_ms, options_.rest_max_ms, what);
-}
-
 void Cluster::RestAsLiar(WorkerState& worker, const std::string& what) {
   Rest& rest = worker.lie_rest;
   const int64_t honest_us = turn_.now_us() - rest.until_us;
@@ -60,9 +55,6 @@ std::string Cluster::WhyRests(const WorkerState& worker) const {
   }
   if (worker.files_rest.until_us > turn_.now_us()) {
     return absl::StrCat("lacks files of a model and tries again: ", worker.files_rest.why);
-  }
-  if (worker.word_rest.until_us > turn_.now_us()) {
-    return absl::StrCat("gets nothing new while others are asked whether ", worker.word_rest.why);
   }
   if (worker.leaves_epoch != 0) return "lets go of a group that was lost";
   if (IsSilent(worker)) {

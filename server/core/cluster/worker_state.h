@@ -41,8 +41,6 @@ struct WorkerState {
   bool memory_was_taken = false;  // once, since its process started
   // nor while the files of a model on its host are missing or other ones;
   Rest files_rest;
-  // nor while another worker is to show whether what it said of a job is so;
-  Rest word_rest;
   // nor for a while after it said what does not fit. Kept by its name, over its streams.
   Rest lie_rest;
   int lies = 0;  // in all

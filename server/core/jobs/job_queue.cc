@@ -35,7 +35,8 @@ std::string JobQueue::ShapeOf(const JobState& job) const {
   return absl::StrCat(job.resumes, LeadsEquals(job), "/", job.record.company_max(), "/",
                       content.priority(), "/", RoundedUp(job.record.longest_tokens()), "/",
                       job.adapter.ToText(), "/", content.base_model(), "/",
-                      absl::StrJoin(quotas_.HeldBy(content.labels()), ","));
+                      absl::StrJoin(quotas_.HeldBy(content.labels()), ","), "/",
+                      absl::StrJoin(job.Avoided(), ","));
 }
 
 void JobQueue::Offer(JobState& job) {

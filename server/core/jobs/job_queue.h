@@ -2,7 +2,8 @@
 // looked at for a while.
 //
 // Jobs of one shape fare alike (base model, rank, targets, longest row, priority, whether the job
-// resumes, by which quotas it is held), so a decision looks at the first of each.
+// resumes, by which quotas it is held, which workers it avoids), so a decision looks at the first of
+// each.
 //
 // Invariants: a job is found under its own key and shape, which do not change while it is in the
 // queue; what is offered is in the queue; what is in the queue and not offered is postponed, or

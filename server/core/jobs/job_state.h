@@ -102,6 +102,18 @@ struct JobState {
   std::unique_ptr<Passing> passing;            // null: none since its last progress
   std::unique_ptr<NotFiniteWords> not_finite;  // null: nobody said so
   bool differs = false;  // its newest step, which was done before, from what that gave then
+  // Workers that have failed it since its last progress: lost with it once or again, or their word
+  // was against it.
+  std::map<std::string, int> failed_on;
+  static constexpr int kAvoidedFrom = 2;  // times: one loss may happen to anybody
+  // Those that are not asked again while others can be, in order.
+  std::vector<std::string> Avoided() const {
+    std::vector<std::string> workers;
+    for (const auto& [worker, times] : failed_on) {
+      if (times >= kAvoidedFrom) workers.push_back(worker);
+    }
+    return workers;
+  }
 
   const v1::Job& job() const { return record.job(); }
   v1::Job& job() { return *record.mutable_job(); }

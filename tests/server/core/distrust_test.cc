@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "server/core/rules/job_states.h"
 #include "tests/server/core/scenario.h"
 
 namespace lorad::server {
@@ -162,8 +163,7 @@ TEST_CASE("a job of which that was said may be paused, resumed and cancelled bef
       return cluster.groups(0).workers(0);
     }();
     world->worker(worker == "worker-0" ? 0 : 1).mischief().broken = true;
-    const int64_t rests_before = CountNotes(*world, "rests for 5000 ms");
-    world->RunUntil([&] { return CountNotes(*world, "rests for 5000 ms") > rests_before; });
+    world->RunUntil([&] { return CountNotes(*world, "another worker is asked") > 0; });
     INFO(what);
     if (std::string(what) == "cancel") {
       world->Get<Job>(Named<v1::CancelJobRequest>(job));
@@ -190,6 +190,80 @@ TEST_CASE("a group was formed in no longer than it was waited for, whatever its 
   const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
   for (const auto& times : cluster.times()) CHECK(times.load_seconds() < 60);
   world->worker(0).Hang(false);
+  world->RunUntilState(job, Job::SUCCEEDED);
+}
+
+// Of two workers one has a long job of another base model, and the other has failed this one: it
+// waits for the first, however long that takes.
+struct OneSound {
+  std::unique_ptr<World> world = WorldOf(2);
+  std::string busy, job;
+  std::string sick;  // the worker that is free
+  int number = 0;    // its
+
+  OneSound() {
+    Job other = LongJob();
+    other.set_base_model("m2");
+    other.mutable_training()->set_epochs(1000);
+    busy = world->Submit(other);
+    world->RunUntilState(busy, Job::RUNNING);
+    sick = WorkerNamed(*world, "worker-0").group().empty() ? "worker-0" : "worker-1";
+    number = sick == "worker-0" ? 0 : 1;
+  }
+
+  std::string WhyWaits() { return world->Job(job).queue().why(); }
+  bool WaitsForAnother() {
+    return world->StateOf(job) == Job::QUEUED &&
+           WhyWaits().find("another worker is to try it than '" + sick + "', on which it failed") !=
+               std::string::npos;
+  }
+
+  void EndsElsewhere() {
+    CHECK(world->StateOf(busy) == Job::RUNNING);
+    const int attempts = world->Job(job).attempts();
+    world->RunUntilState(job, Job::SUCCEEDED);
+    CHECK(world->Job(job).attempts() == attempts + 1);
+    world->CheckInvariants();
+  }
+};
+
+TEST_CASE("a job that one worker says is not finite waits for another, though that is busy") {
+  OneSound house;
+  house.world->worker(house.number).mischief().broken = true;
+  house.job = house.world->Submit(LongJob());
+  house.world->RunUntil([&] { return house.WaitsForAnother(); });
+  // Others are not kept from it.
+  house.world->worker(house.number).mischief().broken = false;
+  const std::string next = house.world->Submit(LongJob());
+  house.world->RunUntilState(next, Job::SUCCEEDED);
+  CHECK(house.WaitsForAnother());
+  house.EndsElsewhere();
+}
+
+TEST_CASE("a worker that is lost with everybody fails no job that another could try") {
+  OneSound house;
+  house.job = house.world->Submit(LongJob());
+  World& world = *house.world;
+  int lost = 0;
+  world.RunUntil([&] {
+    if (IsPlaced(world.StateOf(house.job)) && ++lost < 100) {
+      world.worker(house.number).Kill();
+      world.RunUntilState(house.job, Job::QUEUED);
+    }
+    return house.WaitsForAnother();
+  });
+  CHECK(lost == 2);
+  house.EndsElsewhere();
+}
+
+TEST_CASE("where no other worker holds it, a job is tried where it failed") {
+  const auto world = WorldOf(1);
+  const std::string job = world->Submit(LongJob());
+  for (int lost = 1; lost <= 2; ++lost) {
+    world->RunUntilState(job, Job::PREPARING);
+    world->worker(0).Kill();
+    world->RunUntilState(job, Job::QUEUED);
+  }
   world->RunUntilState(job, Job::SUCCEEDED);
 }
 

@@ -141,29 +141,15 @@ class Simulation {
     return job;
   }
 
-  bool HasRoom(const Place& place, const Waiter& job) {
-    const GroupState& group = place.group;
-    return group.base_model == job.job->base_model && !group.full() && Mix(group, *job.job) &&
-           Covers(group.shape, round_.sizes.of(job.job_class)) &&
-           FitsIn(round_.sizes, group, job.job_class) &&
-           round_.Helps(group, group.shape, *job.job, job.work);
-  }
-
   void Form(Place& place, const Waiter& job, double now_s) {
     place.Form(round_, job.job->base_model, *job.job->model, job.job_class, now_s);
+    place.begun_s = now_s;
   }
 
   void Join(Place& place, size_t job) {
     const Waiter& waiter = round_.queue[job];
-    std::unique_ptr<Trainee> trainee = TraineeOf(*waiter.job);
-    trainee->began_s = place.now_s;
-    MemberState member;
-    member.job = waiter.job->job;
-    member.job_class = waiter.job_class;
-    member.slot_bytes = round_.sizes.SlotBytes(waiter.job_class, place.group.worker_kind);
-    member.work = waiter.work;
-    Begins(member.job, place.now_s);
-    place.Add(std::move(member), std::move(trainee));
+    Begins(waiter.job->job, place.now_s);
+    place.Join(round_, waiter);
     line_.Leave(job);
   }
 
@@ -177,13 +163,24 @@ class Simulation {
       const size_t first = place.next = FirstFor(place);
       if (!line_.IsBefore(first, end)) return;
       const Waiter& job = round_.queue[first];
-      if (!round_.sizes.FitsAlone(job.job_class, place.group.worker_kind)) return;
-      if (place.group.jobs == 0) Form(place, job, now_s);
-      if (!HasRoom(place, job) && place.group.jobs > 0 && !place.FormAgainFor(round_, job)) {
-        place.turn_s = TurnOf(place, first, now_s, -kNever);
+      const bool fits = round_.sizes.FitsAlone(job.job_class, place.group.worker_kind);
+      if (fits && place.group.jobs == 0) {
+        Form(place, job, now_s);
+      } else if (!fits || !place.MakeRoom(round_, job)) {
+        if (place.begun_s == now_s) TakeOvertakers(place, job, end);
+        if (fits) place.turn_s = TurnOf(place, first, now_s, -kNever);
         return;
       }
       Join(place, first);
+    }
+  }
+
+  // Those before `end` who may overtake the first that waits for the place.
+  void TakeOvertakers(Place& place, const Waiter& first, size_t end) {
+    while (place.group.jobs > 0) {
+      const size_t next = line_.FirstOn(place.group.worker_kind, place.group.base);
+      if (!line_.IsBefore(next, end) || !place.MakeRoom(round_, round_.queue[next], &first)) return;
+      Join(place, next);
     }
   }
 
@@ -287,7 +284,7 @@ class Simulation {
     if (left.group.base_model == waiter.job->base_model) {
       left.GrowFor(round_, waiter.job_class, waiter.job->resumes);
     }
-    if (HasRoom(left, waiter)) Join(left, job);
+    if (left.HasRoom(round_, waiter)) Join(left, job);
     for (Place* one : places) {
       if (one == &left || line_.IsBefore(evicted, one->next)) Fill(*one, now_s, kNobody);
     }

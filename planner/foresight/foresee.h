@@ -9,7 +9,8 @@
 //   Both have evaluations in them as if trained (ends.h), so these are counted once.
 // - Where a job ends, and on every idle worker now, the first of the queue that could run there
 //   alone comes next: it joins if the group has room for it, else the group takes nobody until its
-//   last job has ended, and is formed for that one then, which takes ClusterView::load_s.
+//   last job has ended, and is formed for that one then, which takes ClusterView::load_s. Jobs of
+//   its base model that may overtake others come with that one (schedule/overtake.cc).
 // - Where jobs need several workers, those that will be free the soonest are kept for the first of
 //   each base model, unless a group of it is there that could take it; they are put together once
 //   all are free. Workers that are together without a job are parted for whoever comes next.

@@ -17,16 +17,19 @@ Line::Line(Round& round, size_t evicted_max) : round_(round), original_(round.qu
   }
 }
 
-void Line::AddTo(Fronts& fronts, size_t worker_kind, size_t job_class) {
-  fronts.holds.push_back(round_.sizes.FitsAlone(job_class, worker_kind));
+void Line::AddTo(Fronts& fronts, const Hold& hold, size_t job_class) {
+  const auto [worker_kind, base] = hold;
+  const bool is_of_base = base == kAnyBase || round_.sizes.of(job_class).base == base;
+  fronts.holds.push_back(is_of_base && round_.sizes.FitsAlone(job_class, worker_kind));
   const size_t front = FirstOf(job_class);
   if (fronts.holds.back() && front != kNobody) fronts.first.emplace(ranks_[front], front);
 }
 
-size_t Line::FirstOn(size_t worker_kind) {
-  const auto [entry, is_new] = fronts_.try_emplace(worker_kind);
+size_t Line::FirstOn(size_t worker_kind, size_t base) {
+  const Hold hold(worker_kind, base);
+  const auto [entry, is_new] = fronts_.try_emplace(hold);
   Fronts& fronts = entry->second;
-  for (size_t c = 0; is_new && c < waiting_.size(); ++c) AddTo(fronts, worker_kind, c);
+  for (size_t c = 0; is_new && c < waiting_.size(); ++c) AddTo(fronts, hold, c);
   return fronts.first.empty() ? kNobody : fronts.first.begin()->second;
 }
 
@@ -43,7 +46,7 @@ size_t Line::FirstInNeed() const {
 void Line::ChangeFront(size_t job_class, size_t before) {
   const size_t front = FirstOf(job_class);
   if (front == before) return;
-  for (auto& [kind, fronts] : fronts_) {
+  for (auto& [hold, fronts] : fronts_) {
     if (!fronts.holds[job_class]) continue;
     if (before != kNobody) fronts.first.erase({ranks_[before], before});
     if (front != kNobody) fronts.first.emplace(ranks_[front], front);
@@ -98,7 +101,7 @@ size_t Line::PutBack(const GroupState& group, const MemberState& member, double 
   const size_t number = round_.queue.size() - 1;
   while (waiting_.size() <= member.job_class) {
     waiting_.emplace_back();
-    for (auto& [kind, fronts] : fronts_) AddTo(fronts, kind, waiting_.size() - 1);
+    for (auto& [hold, fronts] : fronts_) AddTo(fronts, hold, waiting_.size() - 1);
   }
   const size_t front = FirstOf(member.job_class);
   std::deque<size_t>& jobs = waiting_[member.job_class];

@@ -16,6 +16,7 @@ namespace lorad::planner {
 class Line {
  public:
   static constexpr size_t kNobody = std::numeric_limits<size_t>::max();
+  static constexpr size_t kAnyBase = std::numeric_limits<size_t>::max();
 
   // Those of the round's queue, which outlives this. About so many are put back.
   Line(Round& round, size_t evicted_max);
@@ -30,8 +31,8 @@ class Line {
   size_t FirstOf(size_t job_class) const {
     return waiting_[job_class].empty() ? kNobody : waiting_[job_class].front();
   }
-  // The first that could run alone on such a worker.
-  size_t FirstOn(size_t worker_kind);
+  // The first that could run alone on such a worker, of that base model, or of any.
+  size_t FirstOn(size_t worker_kind, size_t base = kAnyBase);
   // The first that needs several workers.
   size_t FirstInNeed() const;
   // It waits no more. REQUIRES: it is the first of its class.
@@ -43,7 +44,8 @@ class Line {
   double WaitedBy(size_t job, double now_s) const { return now_s - since_s_[job]; }
 
  private:
-  // The first of each class that such a worker holds, by rank.
+  // The first of each class of a base model, or any, that such a worker holds, by rank.
+  using Hold = std::pair<size_t, size_t>;  // a kind of worker, and a base model
   struct Fronts {
     std::vector<bool> holds;  // by class
     std::set<std::pair<double, size_t>> first;
@@ -51,7 +53,7 @@ class Line {
 
   size_t BehindOf(const QueuedJob& job) const;
   void ChangeFront(size_t job_class, size_t before);
-  void AddTo(Fronts& fronts, size_t worker_kind, size_t job_class);
+  void AddTo(Fronts& fronts, const Hold& hold, size_t job_class);
 
   Round& round_;
   size_t original_;                          // so many did the queue have
@@ -59,7 +61,7 @@ class Line {
   std::vector<double> since_s_;              // likewise, when it was queued
   std::vector<std::deque<size_t>> waiting_;  // by class
   std::deque<QueuedJob> evicted_;            // which Round::queue points to
-  std::map<size_t, Fronts> fronts_;          // by kind of worker, of those that were asked for
+  std::map<Hold, Fronts> fronts_;            // of those that were asked for
 };
 
 }  // namespace lorad::planner

@@ -15,8 +15,7 @@ constexpr double kSlownessMax = 16;
 // So much do counted rounds lie beside whole ones.
 constexpr double kRoundsError = 1e-6;
 
-}  // namespace
-
+// One that comes from the queue.
 std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job) {
   auto trainee = std::make_unique<Trainee>();
   trainee->running.priority = job.priority;
@@ -29,6 +28,8 @@ std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job) {
   trainee->running.alone = job.alone;
   return trainee;
 }
+
+}  // namespace
 
 double Place::ModelSeconds() const {
   const double ms = RoundMs(group.pace.times, group.crew.round(), group.shape.capacity_tokens);
@@ -140,20 +141,37 @@ void Place::Form(Round& round, const std::string& base_model, const ModelShape& 
 
 void Place::GrowFor(Round& round, size_t job_class, bool resumes) {
   if (Covers(group.shape, round.sizes.of(job_class))) return;
-  group.shape = ShapeWith(round.sizes, group, job_class, resumes);
-  group.bytes = round.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
+  SetShape(round, ShapeWith(round.sizes, group, job_class, resumes));
 }
 
-bool Place::FormAgainFor(Round& round, const Waiter& job) {
+void Place::SetShape(Round& round, const GroupShape& shape) {
+  group.shape = shape;
+  group.bytes = round.sizes.GroupBytes(group.base, *group.model, shape, group.worker_kind);
+}
+
+bool Place::HasRoom(Round& round, const Waiter& job) const {
+  return group.base_model == job.job->base_model && !group.full() && Mix(group, *job.job) &&
+         Covers(group.shape, round.sizes.of(job.job_class)) &&
+         FitsIn(round.sizes, group, job.job_class) &&
+         round.Helps(group, group.shape, *job.job, job.work);
+}
+
+std::optional<GroupShape> Place::ShapeBeside(Round& round, const Waiter& job) const {
+  if (HasRoom(round, job)) return group.shape;
   const int64_t shortest = CapacityFor(kMicrobatchTokens, group.shape.longest_sequence);
   const bool is_smallest = group.shape.capacity_tokens <= shortest;
-  if (group.base_model != job.job->base_model || !Mix(group, *job.job)) return false;
-  if (is_smallest && Covers(group.shape, round.sizes.of(job.job_class))) return false;
+  if (group.base_model != job.job->base_model || !Mix(group, *job.job)) return std::nullopt;
+  if (is_smallest && Covers(group.shape, round.sizes.of(job.job_class))) return std::nullopt;
   const auto shape =
       ShapeFormedAgain(round.sizes, group, ShapeFor{job.job_class, job.job->resumes});
-  if (!shape || !round.Helps(group, *shape, *job.job, job.work)) return false;
-  group.shape = *shape;
-  group.bytes = round.sizes.GroupBytes(group.base, *group.model, group.shape, group.worker_kind);
+  return shape && round.Helps(group, *shape, *job.job, job.work) ? shape : std::nullopt;
+}
+
+bool Place::MakeRoom(Round& round, const Waiter& job, const Waiter* ahead) {
+  const auto shape = ShapeBeside(round, job);
+  if (!shape) return false;
+  if (ahead != nullptr && !MayOvertake(group, job, *shape, *ahead, round.view.move_s)) return false;
+  SetShape(round, *shape);
   return true;
 }
 
@@ -175,6 +193,17 @@ double Place::TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const 
     if (may_s > moments.failed_s) turn_s = std::min(turn_s, may_s);
   }
   return turn_s;
+}
+
+void Place::Join(Round& round, const Waiter& job) {
+  std::unique_ptr<Trainee> trainee = TraineeOf(*job.job);
+  trainee->began_s = now_s;
+  MemberState member;
+  member.job = job.job->job;
+  member.job_class = job.job_class;
+  member.slot_bytes = round.sizes.SlotBytes(job.job_class, group.worker_kind);
+  member.work = job.work;
+  Add(std::move(member), std::move(trainee));
 }
 
 void Place::Add(MemberState member, std::unique_ptr<Trainee> trainee) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,6 @@ struct Trainee {
   double last_round = 0;        // of the group, after which it ends
 };
 
-// One that comes from the queue.
-std::unique_ptr<Trainee> TraineeOf(const QueuedJob& job);
-
 struct Place {
   GroupState group;             // what decides who fits, and who may be evicted
   std::vector<size_t> workers;  // indexes of Round::idle, which has all workers here
@@ -32,6 +30,7 @@ struct Place {
   double load_s = 0;  // of several idle workers: until the first group is formed
   double now_s = 0;   // `rounds` were done by then; later than the simulation where it is formed
   double rounds = 0;
+  double begun_s = -kNever;     // when the first jobs came into the group that was formed here
   size_t next = Line::kNobody;  // the first that could run on it, when it was filled last
   double turn_s = kNever;       // when that may evict someone
   double longest_step_ms = 0;
@@ -57,9 +56,12 @@ struct Place {
             double moment_s);
   // The group is formed again, if that is what makes room for such a job.
   void GrowFor(Round& round, size_t job_class, bool resumes);
-  // The group is formed again, as Schedule() would: for longer rows, a higher rank, or with shorter
-  // microbatches, if that makes room for the job beside all others.
-  bool FormAgainFor(Round& round, const Waiter& job);
+  // Whether the job may come into the group as it is.
+  bool HasRoom(Round& round, const Waiter& job) const;
+  // Whether the job may come into the group as it is, or as Schedule() would form it again: for
+  // longer rows, a higher rank, or with shorter microbatches. It is so then. The job may overtake
+  // `ahead`, the first of those that wait, if that is given (MayOvertake).
+  bool MakeRoom(Round& round, const Waiter& job, const Waiter* ahead = nullptr);
   // When someone may first leave for the job: one that is less important from `settled_s` on, an
   // equal one that has had its time from `aged_s` on, and one that was not moved within its time if
   // `may_move` is true of its class of jobs. Not those who could have by `failed_s`.
@@ -70,6 +72,8 @@ struct Place {
   };
   double TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const Moments& moments,
                  absl::FunctionRef<bool(size_t)> may_move) const;
+  // A job comes from the queue.
+  void Join(Round& round, const Waiter& job);
   // A member comes, whose slot and work the group gets.
   void Add(MemberState member, std::unique_ptr<Trainee> trainee);
   // The member leaves, with what it has left to do. Its index is the last one's then.
@@ -82,6 +86,8 @@ struct Place {
   void SetMoment(double time_s, bool of_jobs);
 
  private:
+  std::optional<GroupShape> ShapeBeside(Round& round, const Waiter& job) const;
+  void SetShape(Round& round, const GroupShape& shape);
   double ModelSeconds() const;
   void SetLongestStep();
   void CountTrainees();

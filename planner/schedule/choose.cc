@@ -69,7 +69,8 @@ class Chooser {
         continue;
       }
       const auto shape = ShapeToJoin(round_.sizes, group, job_.job_class, job_.job->resumes);
-      if (!shape || round_.Ahead(group) != nullptr || (name.empty() && IsNeededByOthers(group)) ||
+      if (!shape || round_.KeepsOut(group, job_, *shape) ||
+          (name.empty() && IsNeededByOthers(group)) ||
           !round_.Helps(group, *shape, *job_.job, job_.work)) {
         continue;
       }

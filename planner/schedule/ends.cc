@@ -103,6 +103,17 @@ void Crew::Remove(const JobWork& job) {
 
 double Crew::SumOfEnds(const TimeCoefficients& times, int64_t capacity, const JobWork* comes,
                        std::optional<size_t> leaves) const {
+  return SumOver(times, capacity, comes, leaves,
+                 [](size_t jobs) { return static_cast<double>(jobs); });
+}
+
+double Crew::LastEnd(const TimeCoefficients& times, int64_t capacity, const JobWork* comes) const {
+  return SumOver(times, capacity, comes, std::nullopt, [](size_t) { return 1.0; });
+}
+
+template <class Weigh>
+double Crew::SumOver(const TimeCoefficients& times, int64_t capacity, const JobWork* comes,
+                     std::optional<size_t> leaves, Weigh weigh) const {
   Workload round = round_;
   size_t left = jobs_.size();
   if (comes != nullptr) {
@@ -117,8 +128,7 @@ double Crew::SumOfEnds(const TimeCoefficients& times, int64_t capacity, const Jo
   int64_t done = 0;
   const auto end = [&](const JobWork& job) {
     if (const int64_t rounds = job.remaining_steps - done; rounds > 0) {
-      sum_ms +=
-          static_cast<double>(left) * static_cast<double>(rounds) * RoundMs(times, round, capacity);
+      sum_ms += weigh(left) * static_cast<double>(rounds) * RoundMs(times, round, capacity);
       done = job.remaining_steps;
     }
     round -= job.step;

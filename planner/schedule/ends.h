@@ -99,8 +99,17 @@ class Crew {
   // left.
   double SumOfEnds(const TimeCoefficients& times, int64_t capacity, const JobWork* comes = nullptr,
                    std::optional<size_t> leaves = std::nullopt) const;
+  // When the last of them ends, in seconds, also if one had come; 0 where there is none.
+  double LastEnd(const TimeCoefficients& times, int64_t capacity,
+                 const JobWork* comes = nullptr) const;
 
  private:
+  // The sum over their ends of the seconds since the one before, times `weigh` of how many jobs
+  // there were until then.
+  template <class Weigh>
+  double SumOver(const TimeCoefficients& times, int64_t capacity, const JobWork* comes,
+                 std::optional<size_t> leaves, Weigh weigh) const;
+
   std::vector<JobWork> jobs_;
   Workload round_;
 };

@@ -24,10 +24,10 @@ namespace lorad::planner {
 //   last.
 // - Memory: a group's slots fit the budget (Fits) of each of its workers.
 // - Nobody starves behind equals: a job that waits and could run alone on a group's worker keeps
-//   all behind it out of that group, and one that needs several workers keeps those that will be
-//   free the soonest; as nothing makes a draining group end later, it has them in the end. Against
-//   a stream of higher priorities that never ends nothing helps: that is what static priorities
-//   mean.
+//   all behind it out of that group, but for some in the round in which its first jobs come
+//   (overtake.cc); and one that needs several workers keeps those that will be free the soonest. As
+//   nothing makes a draining group end later, it has them in the end. Against a stream of higher
+//   priorities that never ends nothing helps: that is what static priorities mean.
 // - Nothing thrashes: who is evicted for a higher priority cannot evict it, and who is evicted for
 //   an equal one waits behind it for its minimum run time; so a place changes hands between equals
 //   at most once in minimum_run_s.

@@ -61,13 +61,8 @@ struct Candidate {
 };
 
 double EndOf(const GroupState& group) {
-  double end_s = 0;
-  for (const double job_s :
-       EndsOf(group.pace.times, std::max<int64_t>(1, group.shape.capacity_tokens),
-              group.crew.jobs())) {
-    end_s = std::max(end_s, job_s);
-  }
-  return group.delay_s + end_s;
+  const int64_t capacity = std::max<int64_t>(1, group.shape.capacity_tokens);
+  return group.delay_s + group.crew.LastEnd(group.pace.times, capacity);
 }
 
 // Those that will be free the soonest first, doubtful ones last. While a group drains nothing makes

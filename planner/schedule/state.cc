@@ -314,9 +314,10 @@ std::optional<size_t> Round::KindAlone(const Waiter& job, const GroupState& grou
   return *stage;
 }
 
-const Waiter* Round::Ahead(const GroupState& group) {
-  for (size_t& i = group.not_ahead; i < waiting.size(); ++i) {
+const Waiter* Round::Ahead(const GroupState& group, bool own, size_t& before) {
+  for (size_t& i = before; i < waiting.size(); ++i) {
     const Waiter* job = waiting[i];
+    if (own && sizes.of(job->job_class).base != group.base) continue;
     if (group.kept_for != job && settled.count(job->job) > 0) continue;
     if (FitsAlone(*job, group)) return job;
   }

@@ -102,8 +102,11 @@ struct GroupState {
   StageBytes bytes;       // without slots, of `shape`
   StageBytes slot_bytes;
   size_t jobs = 0;
-  // So many of the jobs that wait are known not to be ahead of others here, and never will be.
-  mutable size_t not_ahead = 0;
+  // So many of the jobs that wait are known not to be ahead of others here, and so many not to be
+  // ahead of others of its base model; and never will be.
+  mutable size_t not_ahead = 0, not_ahead_of_own = 0;
+  // Seconds of training until its last job ends, as it was before any overtook others.
+  mutable std::optional<double> due_s;
   int32_t lowest_priority = std::numeric_limits<int32_t>::max();  // of jobs that are known
   std::vector<MemberState> members;                               // those of the view,
   std::vector<const Waiter*> joined;  // and those of this round, in queue order
@@ -175,7 +178,10 @@ struct Round {
   Round& operator=(const Round&) = delete;
 
   // A job that waits ahead and could run on the group's worker alone: the group is to drain for it.
-  const Waiter* Ahead(const GroupState& group);
+  const Waiter* Ahead(const GroupState& group) { return Ahead(group, false, group.not_ahead); }
+  // Whether one waits ahead whom the job, with which the group gets that shape, may not overtake
+  // (overtake.cc).
+  bool KeepsOut(const GroupState& group, const Waiter& job, const GroupShape& shape);
   // SharingGain is least_gain or more, or someone of less priority is to be slowed down.
   bool Helps(const GroupState& group, const GroupShape& shape, const QueuedJob& job,
              const JobWork& work) const;
@@ -199,11 +205,26 @@ struct Round {
   std::vector<IdleWorker> idle;
   std::vector<const Waiter*> waiting;  // so far
   std::set<const QueuedJob*> settled;  // of those, who have a group that makes room for them
+
+ private:
+  // `own`: of the group's base model. It is not among the first `before` that wait.
+  const Waiter* Ahead(const GroupState& group, bool own, size_t& before);
 };
 
 // Of the base model of `like`, one without jobs on each idle worker that is not taken, by the
 // indexes of those.
 std::vector<std::pair<size_t, GroupState>> OnIdle(Round& round, const GroupState& like);
+
+// ---- jobs that overtake others (overtake.cc) ----
+
+// Whether the job may come into the group, which gets that shape with it, although jobs of other
+// base models wait ahead, `ahead` the first of them: these are no more important, nor go before
+// their equals, and by the time model the group's last job ends at most a tenth later for all who
+// overtake, and what it takes to form the group and to move a job. So much longer lasts any turn
+// before one who is overtaken, and no more.
+// REQUIRES: the group's first jobs come in this moment, and overtake nobody.
+bool MayOvertake(const GroupState& group, const Waiter& job, const GroupShape& shape,
+                 const Waiter& ahead, double move_s);
 
 // ---- jobs that need several workers (several.cc) ----
 

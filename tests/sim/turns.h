@@ -1,7 +1,8 @@
-// Nobody overtakes: while a job waits that fits one worker alone, no job comes to that worker that
+// Who may overtake: while a job waits that fits one worker alone, no job comes to that worker that
 // began to wait later, or that was sent from elsewhere since, but to make room for one that waits
-// longer; so a stream of small jobs starves no large one. Of histories in which all jobs are of one
-// priority and nothing goes wrong.
+// longer; so a stream of small jobs starves no large one. But into a group that had no jobs comes,
+// with one that overtakes nobody, also who overtakes jobs of other base models alone (ADR 0040). Of
+// histories in which all jobs are of one priority and nothing goes wrong.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,7 @@ class Turns {
     bool waits = true;                       // as far as was seen
     bool has_waited = true;                  // since it left the worker before this one
     std::string worker;                      // that it was last on
+    std::string group;                       // likewise
   };
 
   const bool hold_;

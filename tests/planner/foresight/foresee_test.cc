@@ -109,13 +109,35 @@ TEST_CASE("an idle worker takes what fits once its group is formed") {
   CheckNear(held.at("a"), 0, 3);
 }
 
-TEST_CASE("a job of another base model waits until the group is empty, and nobody passes it") {
-  const ClusterView view = Timed(
-      {IdleOn("w")}, {Steps("a", 10), Steps("other", 10, 200, 1, "n"), Steps("c", 10, 200, 2)}, 4);
+TEST_CASE("a job of another base model waits until the group is empty, and nobody long passes it") {
+  const ClusterView view = Timed({IdleOn("w")},
+                                 {Steps("a", 10), Steps("other", 10, 200, 1, "n"),
+                                  Steps("c", 30, 200, 2), Steps("short", 10, 200, 3)},
+                                 4);
   const auto seen = Foresee(view);
   CheckNear(seen.at("a"), 4, 7);
   CheckNear(seen.at("other"), 11, 14);
-  CheckNear(seen.at("c"), 18, 21);
+  CheckNear(seen.at("c"), 18, 29);
+  CheckNear(seen.at("short"), 18, 23);
+}
+
+TEST_CASE("jobs of one base model share a turn with the first of them, whoever waits in between") {
+  ClusterView view = Timed({IdleOn("w")},
+                           {Steps("a", 10), Steps("other", 10, 200, 1, "n"), Steps("b", 10, 200, 2),
+                            Steps("last", 10, 200, 3, "n"), Steps("c", 10, 200, 4)},
+                           4);
+  const auto seen = Foresee(view);
+  CheckNear(seen.at("a"), 4, 11);  // rounds of 700 ms
+  CheckNear(seen.at("b"), 4, 11);
+  CheckNear(seen.at("c"), 4, 11);
+  CheckNear(seen.at("other"), 15, 20);
+  CheckNear(seen.at("last"), 15, 20);
+  // The turn has begun: who comes later waits behind the others.
+  view = With(Timed({}, {Steps("other", 10, 200, 1, "n"), Steps("b", 10, 200, 2)}, 4),
+              {Running("g", "slow", {{200, 10}})});
+  const auto later = Foresee(view);
+  CheckNear(later.at("other"), 7, 10);
+  CheckNear(later.at("b"), 14, 17);
 }
 
 TEST_CASE("a job takes the place of the first that ends, where memory holds no more") {

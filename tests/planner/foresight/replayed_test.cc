@@ -131,5 +131,36 @@ TEST_CASE("what is foreseen comes, also where jobs take the places of others") {
   CHECK(draining_starts.Quantile(0.9) > 10 * starts.Quantile(0.9));
 }
 
+TEST_CASE("turns of two base models on one worker are foreseen, whoever overtakes whom") {
+  int64_t shared = 0;  // jobs for which no group was formed
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    INFO("seed " << seed);
+    std::mt19937_64 random(seed);
+    std::vector<HistoryJob> jobs;
+    for (uint64_t i = 0, count = 2 + random() % 20; i < count; ++i) {
+      const auto steps = 1 + static_cast<int64_t>(random() % (random() % 2 == 0 ? 20 : 400));
+      const auto tokens = 1 + static_cast<int64_t>(random() % 1500);
+      const std::string base_model = random() % 2 == 0 ? "m" : "n";
+      jobs.push_back(Comes("j" + std::to_string(i), 0, steps, tokens, base_model));
+    }
+    const History history =
+        Of({WithRoomFor(There("w"), 4)}, jobs, static_cast<double>(random() % 10));
+    std::optional<Foresight> seen;
+    const auto decide = [&](const ClusterView& view) {
+      if (!seen) seen = Foresee(view);
+      return Schedule(view);
+    };
+    SchedulePolicy policy;
+    policy.evict = false;
+    const Outcome outcome = Replay(history, policy, decide, {.turn_s = 0});
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      CHECK(outcome.jobs[j].ends_s == Approx(seen->at(jobs[j].content.job).end_s));
+    }
+    shared += std::ssize(jobs) - outcome.groups;
+  }
+  std::cout << shared << " jobs shared turns of others\n";
+  CHECK(shared > 500);
+}
+
 }  // namespace
 }  // namespace lorad::planner

@@ -139,6 +139,29 @@ TEST_CASE("Who fits no worker never ends, and holds up nobody") {
   CHECK(Summarize(history, outcome).ended == 1);
 }
 
+TEST_CASE("Short jobs of two base models that come by turns share turns") {
+  const auto by_turns = [](int64_t steps, int64_t tokens) {
+    std::vector<HistoryJob> jobs;
+    for (int i = 0; i < 12; ++i) {
+      jobs.push_back(Comes("j" + std::to_string(i), 0, steps, tokens, i % 2 == 0 ? "m" : "n"));
+    }
+    return Of({There("w")}, std::move(jobs), 10);
+  };
+  // Rounds of six jobs of 200 tokens last 100 ms x 1200 / 1024 + 1.2 s; a model is loaded in 10 s.
+  const Outcome packed = Play(by_turns(8, 200));
+  const double turn_s = 10 + 8 * (0.1 * 1200 / 1024 + 1.2);
+  for (size_t j = 0; j < 12; ++j) {
+    CHECK(packed.jobs[j].ends_s == Approx(j % 2 == 0 ? turn_s : 2 * turn_s));
+  }
+  CHECK(packed.groups == 2);
+  // Each of these makes a turn longer by as much as its own would last.
+  const Outcome in_order = Play(by_turns(100, 2048));
+  for (size_t j = 0; j < 12; ++j) {
+    const double long_turn_s = 10 + 100 * (0.2 + 2.048);
+    CHECK(in_order.jobs[j].ends_s == Approx(static_cast<double>(j + 1) * long_turn_s));
+  }
+}
+
 TEST_CASE("First come first served: each job alone, in order") {
   const History history =
       Of({There("w")}, {Comes("a", 0, 10), Comes("b", 0, 20), Urgent(Comes("c", 1, 10), 5)}, 1);

@@ -180,6 +180,32 @@ def test_an_argument_that_is_none_is_named():
         assert "Generate" not in daemon.asked, daemon.asked
 
 
+def test_names_that_are_none_are_named():
+    """Nothing is asked for: a job without a display name is not the one whose name is empty."""
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(1))
+        calls = [(client.job, "a job's id"), (client.models.get, "a model's name"), (client.models.remove, "a model's name"),
+                 (client.datasets.get, "a dataset's name"), (client.datasets.remove, "a dataset's name"),
+                 (client.adapters.get, "an adapter's name"), (client.adapters.remove, "an adapter's name"),
+                 (lambda name: client.models.add(name, "m"), "a model's name"), (lambda name: client.adapters.add(name, "a"), "an adapter's name"),
+                 (lambda name: client.datasets.add([{}], name), "a dataset's name")]
+        for call, what in calls:
+            empty = python_package.error_of(lorad.InvalidError, call, "")
+            assert empty.reason == "NO_NAME" and f"name: is empty: give {what}" in str(empty), empty
+            for wrong in (5, b"m", *([None] if call is not calls[-1][0] else [])):
+                assert f"name must be {what}" in str(python_package.error_of(TypeError, call, wrong)), (what, wrong)
+        assert "filter must be a text" in str(python_package.error_of(TypeError, client.jobs, 5))
+        assert "path: is empty" in str(python_package.error_of(lorad.InvalidError, job.adapter, ""))
+        for wrong, said in (((None,), "path must be a folder's path, not NoneType"), (("out", "2"), "step must be a whole number, not str")):
+            assert said == str(python_package.error_of(TypeError, job.adapter, *wrong))
+        for argument, value, what in (("max_tokens", "x", "a whole number"), ("adapter", 5, "a text"), ("stop", 5, "a list of texts"),
+                                      ("temperature", "x", "a number")):
+            error = python_package.error_of(TypeError, client.generate, "m", "hi", **{argument: value})
+            assert str(error) == f"{argument} must be {what}, not {type(value).__name__}", error
+        assert "max_tokens: cannot be" in str(python_package.error_of(lorad.InvalidError, client.generate, "m", "hi", max_tokens=2**80))
+        assert not daemon.asked, daemon.asked
+
+
 def test_arguments_of_a_job_that_are_none_are_named():
     with daemon_and_client() as (daemon, client):
         assert "base_model: must be the name" in str(python_package.error_of(lorad.InvalidError, client.train, [{"text": "a"}], "m"))

@@ -209,7 +209,10 @@ def test_every_mistake_at_once():
     assert "one field" in found["rank"] and found["learning_rat"].endswith("did you mean learning_rate?")
     assert "CONSTANT, LINEAR, COSINE" in found["schedule"] and "target_regex" in found["target_modules"]
     assert found["epochs"] == "must be a whole number, got 1.5; max_steps ends a job within an epoch"
-    assert found["batch_size"].startswith("cannot be 'eight'")
+    assert found["batch_size"] == "must be a whole number, got 'eight'" and found["shuffle"] == "must be True or False, got 1"
+    for field, value, what in (("display_name", 5, "a text"), ("dropout", "x", "a number"), ("target_modules", 5, "a list of texts"),
+                               ("rank_pattern", {"q": "x"}, "a mapping of texts to whole numbers"), ("max_steps", True, "a whole number")):
+        assert violations_of(job_of, **{field: value}) == {field: f"must be {what}, got {value!r}"}, field
     swapped = violations_of(names.build, [{"text": "a"}], {})
     assert swapped == {"base_model": "must be the name of a registered model, got list; it comes first, then the data"}
     assert "constant_with_warmup" in violations_of(job_of, schedule="constant", warmup_ratio=0.1)["schedule"]
@@ -420,6 +423,8 @@ def test_rows_that_are_wrong():
     assert "'train'" in violations_of(lines_of, {"train": ROWS})["data"]
     assert "no file" in violations_of(lines_of, folder / "gone.jsonl")["data"]
     assert "int" in violations_of(lines_of, 3)["data"]
+    series = types.SimpleNamespace(iloc=None, to_dict=dict)  # of pandas, whose texts are no rows
+    assert "got SimpleNamespace" in violations_of(lines_of, series)["data"]
 
 
 def test_rows_of_datasets_and_pandas():

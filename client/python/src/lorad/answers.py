@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import grpc
 
+from lorad.arguments import check_text, kind_of, wrong_type
 from lorad.calls import Connection
 from lorad.errors import LoradError, UnavailableError, Violation, from_rpc, invalid
 from lorad.job import Job
@@ -90,11 +91,6 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count} rows"
 
 
-def wrong_type(argument: str, wanted: str, value: Any) -> TypeError:
-    """The error of an argument of another type."""
-    return TypeError(f"{argument} must be {wanted}, not {type(value).__name__}")
-
-
 def check_prompt(prompt: Any) -> None:
     """TypeError or InvalidError where it is none, by its name."""
     wanted = "a text, a list of messages ({\"role\", \"content\"}), or a list of token ids"
@@ -113,23 +109,19 @@ def check_prompt(prompt: Any) -> None:
             raise wrong_type(f"prompt[{i}]", a_part if i else "a message or a token id", part)
 
 
-def check_text(argument: str, text: Any) -> None:
-    """A str that UTF-8 can hold: no half of a pair of UTF-16."""
-    if not isinstance(text, str):
-        raise wrong_type(argument, "a text", text)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise invalid([Violation(argument, f"is no text: character {error.start} (U+{ord(text[error.start]):04X}) is half of one")],
-                      "of the call") from None
-
-
 def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, raw: bool,
         how: Mapping[str, Any]) -> adapters_pb2.Ask:
     """One ask of a call. `prompt` None: it is yet to be set."""
     if not isinstance(source, (str, Job)):
         raise wrong_type("source", "a Job, a job's id, \"ID/STEP\" or a model's name", source)
-    request = adapters_pb2.Ask(adapter=adapter, **how)
+    request = adapters_pb2.Ask()
+    for argument, value in {"adapter": adapter, **how}.items():
+        try:
+            request.MergeFrom(adapters_pb2.Ask(**{argument: value}))
+        except TypeError:
+            raise wrong_type(argument, kind_of(request.DESCRIPTOR.fields_by_name[argument]), value) from None
+        except ValueError as error:
+            raise invalid([Violation(argument, f"cannot be {value!r}: {error}")], "of the call") from None
     name = source.name if isinstance(source, Job) else source
     found = JOB.fullmatch(name)
     otherwise = JOB_STEP.fullmatch(name)

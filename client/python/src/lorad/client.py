@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 import sys
 import warnings
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lorad import answers, names, rows
+from lorad.arguments import check_name, check_text, check_whole, folder_of, wrong_type
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
 from lorad.errors import AlreadyExistsError, InvalidError, LoradError, NotFoundError, Violation, invalid
 from lorad.job import Job
@@ -63,6 +63,7 @@ class Models:
 
     def get(self, name: str) -> models_pb2.Model:
         """One; NotFoundError where there is none."""
+        check_name("name", name, "a model's name")
         model: models_pb2.Model = self._connection.call(self._connection.models.GetModel,
                                                         models_pb2.GetModelRequest(name=name))
         return model
@@ -70,6 +71,11 @@ class Models:
     def add(self, name: str, path: str | os.PathLike[str], *, chat_template: str = "", stages: int = 0) -> models_pb2.Model:
         """Registers the Hugging Face directory `path`, which the daemon reads; it must be a path there. A model of this
         name and path that is there already is answered with, unless a template or stages are said."""
+        check_name("name", name, "a model's name")
+        check_text("chat_template", chat_template)
+        check_whole("stages", stages)
+        if not isinstance(path, (str, os.PathLike)):
+            raise wrong_type("path", "a folder's path", path)
         request = models_pb2.RegisterModelRequest(name=name, path=os.fspath(path), request_id=new_request_id(),
                                                   chat_template=chat_template, stages=stages)
         try:
@@ -82,6 +88,7 @@ class Models:
 
     def remove(self, name: str) -> None:
         """Forgets it; its files stay."""
+        check_name("name", name, "a model's name")
         self._connection.delete(self._connection.models.UnregisterModel, models_pb2.UnregisterModelRequest(name=name))
 
 
@@ -98,6 +105,7 @@ class Datasets:
 
     def get(self, name: str) -> datasets_pb2.Dataset:
         """One; NotFoundError where there is none."""
+        check_name("name", name, "a dataset's name")
         dataset: datasets_pb2.Dataset = self._connection.call(self._connection.datasets.GetDataset,
                                                               datasets_pb2.GetDatasetRequest(name=name))
         return dataset
@@ -110,6 +118,8 @@ class Datasets:
         columns  the name in the rows -> that in the data, e.g. {"prompt": "question", "completion": "answer"}
 
         The same rows under the same name are answered with as they are stored."""
+        if name is not None:
+            check_name("name", name, "a dataset's name")
         return self._add(data, name, columns, "data")
 
     def _add(self, data: Any, name: str | None, columns: rows.Columns | None, argument: str) -> datasets_pb2.Dataset:
@@ -133,6 +143,7 @@ class Datasets:
 
     def remove(self, name: str) -> None:
         """Deletes it."""
+        check_name("name", name, "a dataset's name")
         self._connection.delete(self._connection.datasets.DeleteDataset, datasets_pb2.DeleteDatasetRequest(name=name))
 
 
@@ -149,13 +160,15 @@ class Adapters:
 
     def get(self, name: str) -> adapters_pb2.Adapter:
         """One; NotFoundError where there is none."""
+        check_name("name", name, "an adapter's name")
         adapter: adapters_pb2.Adapter = self._connection.call(self._connection.adapters.GetAdapter,
                                                               adapters_pb2.GetAdapterRequest(name=name))
         return adapter
 
     def add(self, name: str, path: str | os.PathLike[str]) -> adapters_pb2.Adapter:
         """Imports the directory `path` of this machine, as PEFT's save_pretrained writes it."""
-        folder = pathlib.Path(path)
+        check_name("name", name, "an adapter's name")
+        folder = folder_of("path", path)
         lacking = [file for file in ADAPTER_FILES if not (folder / file).is_file()]
         if lacking:
             raise invalid([Violation("path", f"{str(folder)!r} is no PEFT adapter: it has no {' and no '.join(lacking)}")],
@@ -164,6 +177,7 @@ class Adapters:
 
     def remove(self, name: str) -> None:
         """Deletes it."""
+        check_name("name", name, "an adapter's name")
         self._connection.delete(self._connection.adapters.DeleteAdapter, adapters_pb2.DeleteAdapterRequest(name=name))
 
 
@@ -197,12 +211,14 @@ class Client:
 
     def jobs(self, filter: str = "") -> list[Job]:
         """All jobs, newest first; `filter` as in docs/api.md, e.g. 'state = RUNNING AND labels.team = math'."""
+        check_text("filter", filter)
         request = jobs_pb2.ListJobsRequest(filter=filter)
         return [Job(self.connection, job) for job in self.connection.pages(self.connection.jobs.ListJobs, request, "jobs")]
 
     def job(self, name: str) -> Job:
         """The job of this id, or of this display name; NotFoundError where there is none, LoradError (AMBIGUOUS_NAME) where
         several have the name."""
+        check_name("name", name, "a job's id or display name")
         if not JOB_ID.fullmatch(name):
             quoted = name.replace("\\", "\\\\").replace('"', '\\"')
             named = self.jobs(f'display_name = "{quoted}"')
@@ -297,11 +313,11 @@ class Client:
         5 s at most: `.gave_up` has the rows where that was not enough."""
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
         if not isinstance(exact_match, str):
-            raise answers.wrong_type("exact_match", "a regular expression as a text", exact_match)
+            raise wrong_type("exact_match", "a regular expression as a text", exact_match)
         if not isinstance(dataset, (str, datasets_pb2.Dataset)):
-            raise answers.wrong_type("dataset", "a dataset or its name", dataset)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise answers.wrong_type("limit", "a whole number", limit)
+            raise wrong_type("dataset", "a dataset or its name", dataset)
+        if limit is not None:
+            check_whole("limit", limit)
         if limit is not None and limit < 1:
             raise invalid([Violation("limit", f"must be at least 1, got {limit}")], "of the call")
         answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)  # before the dataset is asked for
@@ -313,7 +329,8 @@ class Client:
             return answers.evaluate(self.connection, request, stored, exact_match, limit=limit, timeout=timeout,
                                     progress=shown)
 
-        return self._ask(ask, [source])
+        evaluation: answers.Evaluation = self._ask(ask, [source])
+        return evaluation
 
     def _ask(self, ask: Callable[[Sequence[Any]], Any], sources: Sequence[Any]) -> Any:
         """`ask(sources)`, with jobs in place of what names no model, but jobs by display name."""

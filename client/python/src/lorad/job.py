@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lorad.arguments import check_whole, folder_of
 from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection
 from lorad.errors import JobFailedError, LoradError, Violation, invalid
@@ -180,12 +181,13 @@ class Job:
         """Fetches its adapter as a directory that PEFT loads (adapter_model.safetensors, adapter_config.json), and
         answers with its path. `step`: of a checkpoint; 0: the newest, or with `best` the one of the lowest validation
         loss. Files of these names are replaced."""
+        folder = folder_of("path", path)
+        check_whole("step", step)
         if best:
             step = self._best_step(step)
         request = checkpoints_pb2.GetCheckpointRequest(job=self.name, step=step)
         checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
         files = {file.name: file for file in checkpoint.files}
-        folder = pathlib.Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         for name in ADAPTER_FILES:
             self._connection.download(self.name, checkpoint.step, files[name], folder)

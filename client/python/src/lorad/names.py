@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from lorad import needless, sft
+from lorad.arguments import kind_of
 from lorad.errors import Violation, invalid
 from lorad.v1 import datasets_pb2, jobs_pb2
 
@@ -333,10 +334,12 @@ class _Builder:
                     return self._note(name, f"keys and values must be text, got {key!r}: {text!r}")
         try:
             merged = type(message)(**{field: value})
-        except (TypeError, ValueError, OverflowError) as error:
+        except TypeError:
+            return self._note(name, f"must be {kind_of(descriptor)}, got {value!r}")
+        except (ValueError, OverflowError) as error:
             return self._note(name, f"cannot be {value!r}: {error}")
         if isinstance(value, bool) != (descriptor.cpp_type == FieldDescriptor.CPPTYPE_BOOL) and not isinstance(value, (list, Mapping)):
-            return self._note(name, f"cannot be {value!r}")
+            return self._note(name, f"must be {kind_of(descriptor)}, got {value!r}")
         message.MergeFrom(merged)
 
     def _peft(self, request: Request, config: Any) -> None:

@@ -83,7 +83,7 @@ def json_lines(data: Any, columns: Columns | None = None, argument: str = "data"
 
 
 def _rows_of(data: Any, argument: str) -> Iterator[Any]:
-    if hasattr(data, "iloc") and hasattr(data, "to_dict"):
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # a Series has no columns
         return _frame_rows(data, argument)
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, itertools.islice(data, 5)))

@@ -13,6 +13,7 @@
 #include "server/calls/call.h"
 #include "server/calls/file_sender.h"
 #include "server/calls/unary_call.h"
+#include "server/core/rules/job_states.h"
 #include "server/core/rules/kept_checkpoints.h"
 #include "server/services/services.h"
 #include "server/validation/limits.h"
@@ -45,7 +46,8 @@ class Hold {
     held_ = {get->job(), get->step()};
     const absl::StatusOr<v1::Job> now = Ask();
     if (!now.ok()) return;
-    if (get->step() == 0) get->set_step(now->last_checkpoint_step());
+    // Of an ended job its last one may be deleted; the newest that is there stays by itself.
+    if (get->step() == 0 && IsLive(now->state())) get->set_step(now->last_checkpoint_step());
     held_.step = get->step();
   }
   void Renew() {

@@ -253,6 +253,30 @@ def test_checkpoints():
     house.clear()
 
 
+def test_the_newest_checkpoint_that_is_there():
+    """Of an ended job whose last ones were deleted, with a job that keeps some and one that keeps all."""
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        for keeping in ({}, {"checkpoint_keep_last": 2}):
+            name = house.submit(a_job(**keeping))
+            house.wait([name])
+            house.lora("checkpoint", "rm", name, "--step", 6)
+            for how in ((), ("--merged",)):
+                folder = house.folder / f"{name}{len(how)}"
+                got = json.loads(house.lora("checkpoint", "get", name, "-o", folder, *how, "--json").out)
+                assert got["step"] == 4 and folder.is_dir(), got
+            steps = ", ".join(str(c["step"]) for c in house.objects("checkpoint", "ls", name))
+            gone = house.run("checkpoint", "get", name, "--step", 6, "-o", house.folder / "none")
+            assert gone.status == 1 and f"CHECKPOINT_NOT_FOUND: job '{name}' has no checkpoint of step 6; it has steps {steps}\n" in gone.err, gone
+            for step in steps.split(", "):
+                house.lora("checkpoint", "rm", name, "--step", step)
+            for how in ((), ("--merged",)):
+                none = house.run("checkpoint", "get", name, "-o", house.folder / "none", *how)
+                assert none.status == 1 and f"CHECKPOINT_NOT_FOUND: job '{name}' has no checkpoint\n" in none.err, none
+            assert not (house.folder / "none").exists()
+    house.clear()
+
+
 def test_a_shown_job_is_submitted_again():
     """The real pipe of two programs: what `show --json` says is a job that trains to the same bits."""
     with House(None, "--workers", "cpu:1") as house:
@@ -315,5 +339,5 @@ def test_files_of_jobs_in_three_formats():
 
 if __name__ == "__main__":
     main([test_hang_up, test_daemon, test_a_job_in_json, test_tokens_of_an_epoch_that_is_cut_short, test_a_recorded_history_is_replayed,
-          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_a_shown_job_is_submitted_again,
-          test_watch_outlives_the_daemon])
+          test_a_recording_into_a_pipe, test_files_of_jobs_in_three_formats, test_filters_and_removal, test_checkpoints, test_the_newest_checkpoint_that_is_there,
+          test_a_shown_job_is_submitted_again, test_watch_outlives_the_daemon])

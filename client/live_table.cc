@@ -1,8 +1,6 @@
 #include "client/live_table.h"
 
 #include <signal.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -36,25 +34,30 @@ constexpr std::chrono::milliseconds kDrawEvery(250);
 constexpr std::chrono::milliseconds kLookEvery(1000);  // at the workers
 constexpr int kLookSeconds = 5;                        // that a look may take
 
-std::atomic<bool> interrupted = false;
+std::atomic<bool> interrupted = false;  // the end is asked for
+std::atomic<bool> suspended = false;    // by Ctrl-Z
+std::atomic<bool> continued = false;    // whoever had the terminal may have written on it
 
-// While it lives, Ctrl-C and SIGTERM ask for the end.
-class Interrupts {
+// What a signal says, as long as it lives.
+class Heard {
  public:
-  Interrupts() {
+  Heard(int signal, void (*says)(int)) : signal_(signal) {
     struct sigaction action = {};
-    action.sa_handler = [](int) { interrupted = true; };
-    sigaction(SIGINT, &action, &before_[0]);
-    sigaction(SIGTERM, &action, &before_[1]);
+    action.sa_handler = says;
+    sigaction(signal_, &action, &before_);
   }
-  ~Interrupts() {
-    sigaction(SIGINT, &before_[0], nullptr);
-    sigaction(SIGTERM, &before_[1], nullptr);
-  }
+  ~Heard() { sigaction(signal_, &before_, nullptr); }
+  Heard(const Heard&) = delete;
+  Heard& operator=(const Heard&) = delete;
 
  private:
-  struct sigaction before_[2] = {};
+  const int signal_;
+  struct sigaction before_ = {};
 };
+
+void Interrupt(int) { interrupted = true; }
+void Suspend(int) { suspended = true; }
+void Continue(int) { continued = true; }
 
 // The terminal's other screen, without a cursor; what was there before comes back at its end.
 class Screen {
@@ -62,16 +65,10 @@ class Screen {
   Screen() { std::cout << "\x1b[?1049h\x1b[?25l" << std::flush; }
   ~Screen() { std::cout << "\x1b[?25h\x1b[?1049l" << std::flush; }
 
-  struct Size {
-    int rows = 24;
-    int columns = 80;
-  };
-  static Size size() {
-    winsize window{};
-    Size size;
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0) return size;
-    if (window.ws_row > 0) size.rows = window.ws_row;
-    if (window.ws_col > 0) size.columns = window.ws_col;
+  static TerminalSize size() {
+    TerminalSize size = SizeOfTerminal();
+    if (size.rows == 0) size.rows = 24;
+    if (size.columns == 0) size.columns = 80;
     return size;
   }
 
@@ -91,7 +88,9 @@ class LiveTable {
 
   absl::Status Run() {
     session_.channel();  // made before there are threads
-    const Interrupts interrupts;
+    const Heard ctrl_c(SIGINT, Interrupt), ctrl_backslash(SIGQUIT, Interrupt);
+    const Heard term(SIGTERM, Interrupt), cont(SIGCONT, Continue);
+    std::optional<Heard> ctrl_z(std::in_place, SIGTSTP, Suspend);
     std::thread jobs([this] {
       const absl::Status status = follower_.Run();
       std::lock_guard lock(mutex_);
@@ -100,6 +99,13 @@ class LiveTable {
     });
     std::thread workers([this] { LookAtWorkers(); });
     while (!interrupted && !ended()) {
+      if (suspended.exchange(false)) {
+        screen_.reset();
+        ctrl_z.reset();
+        raise(SIGTSTP);  // stands still here
+        ctrl_z.emplace(SIGTSTP, Suspend);
+        continued = true;
+      }
       DrawIfChanged();
       std::this_thread::sleep_for(kDrawEvery);
     }
@@ -167,13 +173,13 @@ class LiveTable {
 
   // Nothing before the first answers: a board without them would say that nobody is there.
   void DrawIfChanged() {
-    const Screen::Size size = Screen::size();
+    const TerminalSize size = Screen::size();
     std::vector<std::string> lines;
     {
       std::lock_guard lock(mutex_);
-      const bool same_size = size.rows == drawn_.rows && size.columns == drawn_.columns;
       if (!(jobs_told_ && workers_told_) && !lost_) return;
-      if (!std::exchange(changed_, false) && same_size) return;
+      changed_ = continued.exchange(false) || changed_;
+      if (!std::exchange(changed_, false) && size == drawn_) return;
       lines = board_.Lines(size.rows, size.columns);
       if (lost_) lines[0] = absl::StrCat("lost ", session_.server, "; trying again");
     }
@@ -187,7 +193,7 @@ class LiveTable {
   Follower follower_;
   std::atomic<bool> stop_ = false;
   std::optional<Screen> screen_;  // once there is something to draw
-  Screen::Size drawn_;
+  TerminalSize drawn_;
 
   std::mutex mutex_;
   ClusterBoard board_ ABSL_GUARDED_BY(mutex_);

@@ -36,7 +36,7 @@ struct Options {
   bool ends() const { return until_done || !jobs.empty(); }
 };
 
-constexpr std::chrono::milliseconds kLookEvery(100);  // at the terminal's size
+constexpr std::chrono::milliseconds kLookEvery(100);  // at what is to be drawn
 
 std::int64_t NowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -51,7 +51,7 @@ class Watch {
       : session_(session),
         options_(options),
         bars_(!options.jobs.empty() && !session.json && CanDrawOver()),
-        view_(std::cout, std::cerr, bars_, TerminalColumns) {}
+        view_(std::cout, std::cerr, bars_, SizeOfTerminal) {}
 
   absl::Status Run() {
     Following following;
@@ -63,20 +63,24 @@ class Watch {
       view_.Say(absl::StrCat("lora: lost ", session_.server, "; trying again"));
     };
     session_.channel();  // made before there are threads
-    std::thread sizes([this] { FollowSize(); });
+    std::thread looks([this] { Look(); });
     absl::Status status = Follower(session_, following).Run();
     ended_ = true;
-    sizes.join();
+    looks.join();
+    {
+      std::lock_guard lock(mutex_);
+      view_.End();
+    }
     return status.ok() ? Verdict() : status;
   }
 
  private:
-  // Bars are drawn anew where the terminal has changed, though nothing came.
-  void FollowSize() {
+  // Bars are drawn once more after the last change, and where the terminal has changed.
+  void Look() {
     while (bars_ && !ended_) {
       std::this_thread::sleep_for(kLookEvery);
       std::lock_guard lock(mutex_);
-      view_.FollowSize();
+      view_.Look(NowMs());
     }
   }
 

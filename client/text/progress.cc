@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@ namespace {
 using lorad::v1::Job;
 
 constexpr std::int64_t kLineEveryMs = 1000;
+constexpr std::int64_t kDrawEveryMs = 100;
 
 void AppendFigures(const Job& job, bool loss, bool validation, bool left, std::string& line) {
   if (loss && job.has_loss()) absl::StrAppend(&line, "  loss ", LossText(job.loss()));
@@ -138,11 +140,9 @@ std::string ProgressBar(const Job& job, int columns) {
 void ProgressView::Update(const Job& job, std::int64_t now_ms) {
   if (jobs_.find(job.name()) == jobs_.end()) order_.push_back(job.name());
   jobs_[job.name()] = job;
-  if (terminal_) {
-    Redraw();
-  } else {
-    PrintLine(job, now_ms);
-  }
+  if (!terminal_) return PrintLine(job, now_ms);
+  changed_ = true;
+  Look(now_ms);
 }
 
 void ProgressView::Delete(const Job& job) {
@@ -169,31 +169,54 @@ void ProgressView::Say(const std::string& line) {
   if (terminal_) Redraw();
 }
 
-void ProgressView::FollowSize() {
-  if (terminal_ && !drawn_.empty() && columns_of_() != columns_) Redraw();
+void ProgressView::Look(std::int64_t now_ms) {
+  if (!terminal_ || order_.empty()) return;
+  const bool due = changed_ && (drawn_.empty() || now_ms - drawn_ms_ >= kDrawEveryMs);
+  if (!due && (drawn_.empty() || size_of_() == size_)) return;
+  drawn_ms_ = now_ms;
+  Redraw();
+}
+
+void ProgressView::End() {
+  if (!terminal_) return;
+  GoUp(/*erase=*/true);
+  for (const std::string& name : order_) DrawLine(ProgressBar(jobs_[name], size_.columns));
+  out_.flush();
 }
 
 // A terminal that has become narrower has wrapped what was drawn.
 void ProgressView::GoUp(bool erase) {
-  const int before = std::exchange(columns_, columns_of_());
+  const TerminalSize before = std::exchange(size_, size_of_());
   std::size_t lines = 0;
   for (const std::size_t width : drawn_) {
-    const auto room = static_cast<std::size_t>(std::max(columns_, 1));
-    lines += columns_ > 0 && width > room ? (width + room - 1) / room : 1;
+    const auto room = static_cast<std::size_t>(std::max(size_.columns, 1));
+    lines += size_.columns > 0 && width > room ? (width + room - 1) / room : 1;
   }
   if (lines > 0) out_ << "\x1b[" << lines << "A";
-  if (lines > 0 && (erase || before != columns_)) out_ << "\r\x1b[J";
+  if (lines > 0 && (erase || before != size_)) out_ << "\r\x1b[J";
   drawn_.clear();
 }
 
 void ProgressView::Redraw() {
   GoUp(/*erase=*/false);
-  for (const std::string& name : order_) {
-    const std::string line = ProgressBar(jobs_[name], columns_);
-    out_ << "\r\x1b[2K" << line << "\n";
-    drawn_.push_back(WidthOf(line));
+  changed_ = false;
+  std::vector<std::string> shown = order_;
+  const int rows = size_.rows - 1;  // the cursor stands in the last one
+  if (size_.rows > 0 && std::ssize(order_) > rows) {
+    std::ranges::stable_partition(
+        shown, [&](const std::string& name) { return !IsDone(jobs_[name].state()); });
+    shown.resize(static_cast<std::size_t>(std::max(rows - 1, 1)));
+  }
+  for (const std::string& name : shown) DrawLine(ProgressBar(jobs_[name], size_.columns));
+  if (const std::size_t more = order_.size() - shown.size(); more > 0) {
+    DrawLine(absl::StrCat("and ", more, " more"));
   }
   out_.flush();
+}
+
+void ProgressView::DrawLine(const std::string& line) {
+  out_ << "\r\x1b[2K" << line << "\n";
+  drawn_.push_back(WidthOf(line));
 }
 
 }  // namespace lorad::client

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/text/width.h"
 #include "lorad/v1/jobs.pb.h"
 
 namespace lorad::client {
@@ -24,23 +25,27 @@ std::string ProgressLine(const lorad::v1::Job& job);
 // stay longest.
 std::string ProgressBar(const lorad::v1::Job& job, int columns);
 
-// Shows jobs while they change. On a terminal every job has a line that is drawn again; elsewhere a
-// line is printed when a job's state changes, or whether it is stalled or not saved, and otherwise
-// at most one a second of a job, so that a log stays readable. Time and the terminal's columns come
-// in from outside. Threads: one at a time.
+// Shows jobs while they change. On a terminal every job has a line that is drawn again, ten times a
+// second at most; where it has fewer rows, those that are done go first, and "and N more" says so.
+// Elsewhere a line is printed when a job's state changes, or whether it is stalled or not saved,
+// and otherwise at most one a second of a job, so that a log stays readable. Time and the
+// terminal's size come in from outside. Threads: one at a time.
 class ProgressView {
  public:
   // `said`: where what Say is given goes, perhaps to the same terminal.
-  ProgressView(std::ostream& out, std::ostream& said, bool terminal, std::function<int()> columns)
-      : out_(out), said_(said), terminal_(terminal), columns_of_(std::move(columns)) {}
+  ProgressView(std::ostream& out, std::ostream& said, bool terminal,
+               std::function<TerminalSize()> size)
+      : out_(out), said_(said), terminal_(terminal), size_of_(std::move(size)) {}
 
   void Update(const lorad::v1::Job& job, std::int64_t now_ms);
   // It is gone.
   void Delete(const lorad::v1::Job& job);
   // A line that stays, above those that are drawn again.
   void Say(const std::string& line);
-  // Draws again where the terminal has other columns than when it drew last.
-  void FollowSize();
+  // Draws what has come since it drew last, or all where the terminal has another size by now.
+  void Look(std::int64_t now_ms);
+  // Nothing comes any more: a line of every job, however few rows there are.
+  void End();
 
  private:
   struct Shown {
@@ -52,15 +57,18 @@ class ProgressView {
 
   void PrintLine(const lorad::v1::Job& job, std::int64_t now_ms);
   // To where the first line stands that it drew last; what is drawn is forgotten, and goes from the
-  // terminal if `erase`, or if that has other columns by now.
+  // terminal if `erase`, or if that has another size by now.
   void GoUp(bool erase);
   void Redraw();
+  void DrawLine(const std::string& line);
 
   std::ostream& out_;
   std::ostream& said_;
   const bool terminal_;
-  const std::function<int()> columns_of_;
-  int columns_ = 0;  // when it drew last
+  const std::function<TerminalSize()> size_of_;
+  TerminalSize size_;  // when it drew last
+  std::int64_t drawn_ms_ = 0;
+  bool changed_ = false;  // since then
   std::vector<std::string> order_;
   std::map<std::string, lorad::v1::Job> jobs_;
   std::map<std::string, Shown> shown_;

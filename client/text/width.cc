@@ -95,10 +95,12 @@ bool CanDrawOver() {
          std::string_view(kind) != "dumb";
 }
 
-int TerminalColumns() {
+TerminalSize SizeOfTerminal() {
   winsize window{};
-  if (isatty(STDOUT_FILENO) == 0 || ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0) return 0;
-  return window.ws_col;
+  if (isatty(STDOUT_FILENO) == 0 || ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) != 0) return {};
+  return {window.ws_row, window.ws_col};
 }
+
+int TerminalColumns() { return SizeOfTerminal().columns; }
 
 }  // namespace lorad::client

@@ -15,7 +15,16 @@ std::size_t WidthOf(absl::string_view text);
 // Its first whole characters, of no more than so many columns.
 std::string CutToWidth(absl::string_view text, std::size_t columns);
 
-// How many columns the terminal on standard output has; 0: it is none.
+struct TerminalSize {
+  int rows = 0;
+  int columns = 0;
+
+  bool operator==(const TerminalSize&) const = default;
+};
+
+// Of the terminal on standard output; 0 and 0: it is none.
+TerminalSize SizeOfTerminal();
+// Its columns.
 int TerminalColumns();
 
 // Whether standard output is a terminal on which a program may draw over what stands there: none

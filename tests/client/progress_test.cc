@@ -86,37 +86,72 @@ TEST_CASE("a bar fits, and cuts no figure: the speed stays longest") {
 
 TEST_CASE("bars are drawn again where the terminal has another size") {
   std::ostringstream out;
-  int columns = 100;
-  ProgressView view(out, out, true, [&] { return columns; });
-  view.FollowSize();
+  TerminalSize size{24, 100};
+  ProgressView view(out, out, true, [&] { return size; });
+  view.Look(0);
   CHECK(out.str().empty());  // nothing is drawn yet
   Job job = Running("job-a", 50);
   view.Update(job, 0);
-  view.Update(Running("job-b", 50), 1);
+  view.Update(Running("job-b", 50), 100);
   out.str("");
-  view.FollowSize();
+  view.Look(1000);
   CHECK(out.str().empty());
-  columns = 60;  // each of both lines, of 99 columns at most, is wrapped into two
-  view.FollowSize();
+  size.columns = 60;  // each of both lines, of 99 columns at most, is wrapped into two
+  view.Look(1001);
   CHECK(out.str().starts_with("\x1b[4A\r\x1b[J"));
   CHECK(out.str().find("212 tokens/s") != std::string::npos);
   out.str("");
-  view.FollowSize();
+  view.Look(2000);
   CHECK(out.str().empty());
+}
+
+TEST_CASE("no more bars than the terminal has rows, and ten frames a second at most") {
+  std::ostringstream out;
+  TerminalSize size{15, 80};
+  ProgressView view(out, out, true, [&] { return size; });
+  const auto count = [&](const std::string& text) {
+    const std::string drawn = out.str();
+    std::size_t found = 0;
+    for (std::size_t at = 0; (at = drawn.find(text, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  const auto name = [](int i) { return absl::StrCat("job-", i < 10 ? "0" : "", i); };
+  for (int time_ms = 0; time_ms < 5000; ++time_ms) {
+    view.Update(Running(name(time_ms % 30), time_ms / 30), time_ms);
+  }
+  CHECK(count("job-00") <= 50);
+  CHECK(count("\n") <= 50 * 14);
+  Job done = Running("job-00", 100);
+  done.set_state(Job::SUCCEEDED);
+  out.str("");
+  view.Update(done, 5100);
+  CHECK(count("\x1b[14A\r\x1b[2Kjob-01") == 1);  // what is done goes first
+  CHECK(count("\n") == 14);
+  CHECK(count("job-13") == 1);
+  CHECK(count("and 17 more\n") == 1);
+  size.rows = 10;
+  out.str("");
+  view.Look(5101);
+  CHECK(count("\r\x1b[J") == 1);
+  CHECK(count("\n") == 9);
+  out.str("");
+  view.End();
+  for (int i = 0; i < 30; ++i) CHECK(count(name(i)) == 1);
 }
 
 TEST_CASE("what is said stands above the bars, which are drawn again below it") {
   std::ostringstream out;
-  ProgressView view(out, out, true, [] { return 80; });
+  const auto size = [] { return TerminalSize{24, 80}; };
+  ProgressView view(out, out, true, size);
   view.Say("first");
   view.Update(Running("job-a", 1), 0);
-  view.Update(Running("job-b", 1), 1);
+  view.Update(Running("job-b", 1), 100);
   out.str("");
   view.Say("second");
   CHECK(out.str().starts_with("\x1b[2A\r\x1b[Jsecond\n\r\x1b[2Kjob-a"));
   CHECK(out.str().find("\n\r\x1b[2Kjob-b") != std::string::npos);
   std::ostringstream bars, said;  // on two terminals, or one and a file
-  ProgressView apart(bars, said, true, [] { return 80; });
+  ProgressView apart(bars, said, true, size);
   apart.Update(Running("job-a", 1), 0);
   apart.Say("third");
   CHECK(said.str() == "third\n");
@@ -167,7 +202,7 @@ TEST_CASE("a paused job says what it waits for") {
 
 TEST_CASE("elsewhere than on a terminal: one line a second, and every change of state") {
   std::ostringstream out;
-  ProgressView view(out, out, false, [] { return 0; });
+  ProgressView view(out, out, false, [] { return TerminalSize{}; });
   view.Update(Running("job-a", 1), 10000);
   view.Update(Running("job-a", 2), 10300);
   view.Update(Running("job-a", 3), 11000);
@@ -184,7 +219,7 @@ TEST_CASE("elsewhere than on a terminal: one line a second, and every change of 
 
 TEST_CASE("elsewhere than on a terminal: every change of why a job is stalled or not saved") {
   std::ostringstream out;
-  ProgressView view(out, out, false, [] { return 0; });
+  ProgressView view(out, out, false, [] { return TerminalSize{}; });
   Job job = Running("job-a", 1);
   view.Update(job, 10000);
   job.set_stalled("the disk has no room");
@@ -204,9 +239,9 @@ TEST_CASE("elsewhere than on a terminal: every change of why a job is stalled or
 
 TEST_CASE("on a terminal the jobs' lines are drawn again in their order") {
   std::ostringstream out;
-  ProgressView view(out, out, true, [] { return 80; });
+  ProgressView view(out, out, true, [] { return TerminalSize{24, 80}; });
   view.Update(Running("job-a", 1), 0);
-  view.Update(Running("job-b", 1), 1);
+  view.Update(Running("job-b", 1), 100);
   const std::string text = out.str();
   CHECK(text.find("\x1b[1A\r\x1b[2Kjob-a") != std::string::npos);
   CHECK(text.rfind("job-b") > text.rfind("job-a"));

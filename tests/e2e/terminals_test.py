@@ -95,6 +95,34 @@ def test_top_stays_up_to_date():
     house.clear()
 
 
+def test_a_live_table_that_is_stopped():
+    """Ctrl-Z gives the terminal back as it was, SIGCONT draws all again, and Ctrl-\\ is an end as Ctrl-C is."""
+    with House(None, "--workers", "none") as house:
+        top = Terminal([*house.lora_command(), "top"])
+        top.until("\x1b[?1049h", "0 workers")
+        top.program.send_signal(signal.SIGTSTP)
+        top.until("\x1b[?25h\x1b[?1049l")
+        top.program.send_signal(signal.SIGCONT)
+        if "\x1b[?1049h" not in top.drawn:  # at once where the system stops no group that has no shell
+            top.until("\x1b[?1049h", "\x1b[?25l", "0 workers")
+        top.until("\x1b[J")
+        top.program.send_signal(signal.SIGQUIT)
+        assert top.to_the_end().endswith("\x1b[?25h\x1b[?1049l")
+    house.clear()
+
+
+def test_a_watch_of_more_jobs_than_rows():
+    with House(None, "--workers", "cpu:1") as house:
+        prepare(house)
+        names = [house.submit(a_job(max_steps=40, eval_every_steps=0, checkpoint_every_steps=0)) for _ in range(30)]
+        drawn = Terminal([*house.lora_command(), "watch", *names], columns=100).to_the_end()
+        frames = re.split(r"\x1b\[\d+A", drawn)
+        assert len(frames) > 3 and all(frame.count("\n") <= 23 for frame in frames[:-1]), [frame.count("\n") for frame in frames]
+        assert any("and 8 more" in frame for frame in frames), drawn[-2000:]
+        assert all(sum(line.startswith(name) and "SUCCEEDED" in line for line in lines_of(frames[-1])) == 1 for name in names), frames[-1]
+    house.clear()
+
+
 def width_of(text):
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
@@ -332,5 +360,5 @@ def test_a_stored_dataset_that_is_validated_has_a_bar():
 
 
 if __name__ == "__main__":
-    main([test_top_stays_up_to_date, test_what_a_watch_says_stands_above_its_bars, test_what_has_room_on_a_terminal,
-          test_odd_terminals, test_an_upload_that_takes_long_has_a_bar, test_a_file_that_is_packed_or_converted_has_the_time_left, test_parquet_has_a_bar_that_moves, test_a_stored_dataset_that_is_validated_has_a_bar])
+    main([test_top_stays_up_to_date, test_a_live_table_that_is_stopped, test_a_watch_of_more_jobs_than_rows, test_what_a_watch_says_stands_above_its_bars,
+          test_what_has_room_on_a_terminal, test_odd_terminals, test_an_upload_that_takes_long_has_a_bar, test_a_file_that_is_packed_or_converted_has_the_time_left, test_parquet_has_a_bar_that_moves, test_a_stored_dataset_that_is_validated_has_a_bar])

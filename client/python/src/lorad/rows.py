@@ -6,21 +6,21 @@ goes byte for byte as it is. Memory: one row at a time, of Parquet a row group, 
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import importlib
-import io
 import itertools
 import json
 import os
 import pathlib
+import re
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from lorad.errors import InvalidError, Violation
+from lorad import csv_rows
+from lorad.errors import InvalidError, LoradError, Violation
 
 Columns = Mapping[str, str]
 CHUNK_BYTES = 1 << 20
@@ -29,10 +29,12 @@ FRAME_ROWS = 1000  # of a DataFrame, converted at once
 GZIP = b"\x1f\x8b"
 PARQUET = (b"PAR1", b"PARE")  # the latter where all of it is encrypted
 PARQUET_PAGE = b"PAR1\x15"  # with the first page's header behind, in Thrift's bytes: no header of a table
-UTF_16 = "UTF-16, and must be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it"
-MAGIC = {b"\xff\xfe": UTF_16, b"\xfe\xff": UTF_16,
-         b"ARROW1": "Arrow: pass pandas.read_feather(path), or a datasets.Dataset",
-         b"\xfd7zXZ": "xz: unpack it with `xz -d`", b"BZh": "bzip2: unpack it with `bzip2 -d`", b"PK\x03\x04": "zip: unpack it"}
+MAGIC = {re.compile(magic, re.DOTALL): what for magic, what in (
+    (b"\xff\xfe|\xfe\xff", "UTF-16, and must be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it"),
+    (b"ARROW1", "Arrow: pass pandas.read_feather(path), or a datasets.Dataset"),
+    (b"\xfd7zXZ\0", "xz: unpack it with `xz -d`"),
+    (b"BZh.1AY&SY", "bzip2: unpack it with `bzip2 -d`"),  # three letters alone may begin a table
+    (b"PK\x03\x04", "zip: unpack it"))}
 # zstd's frames, and those that are to be skipped (RFC 8878, 3.1), as pzstd writes one in front.
 ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 | i]) + b"\x2a\x4d\x18" for i in range(16)))
 
@@ -71,15 +73,60 @@ def wrong(where: str, what: str) -> InvalidError:
 def json_lines(data: Any, columns: Columns | None = None, argument: str = "data") -> Iterator[bytes]:
     """The rows as bytes. `columns`: the name in the rows -> that in the data; what it does not name stays. `argument`: whose
     rows these are, for errors."""
+    return (piece for _, piece in _pieces(data, columns, argument))
+
+
+class Origin:
+    """Where rows came from, for what the daemon says of a line that it was sent; "": all of them."""
+
+    def __init__(self, data: Any, columns: Columns | None, argument: str) -> None:
+        self.path = data if isinstance(data, (str, os.PathLike)) else None
+        self._columns, self.argument = columns, argument
+
+    def __str__(self) -> str:
+        return self.argument if self.path is None else str(self.path)
+
+    def row(self, line: int) -> str:
+        """The row that was sent as this line, by its own place; 0: all of them."""
+        if line < 1:
+            return str(self)
+        if self.path is None:
+            return f"{self.argument}[{line - 1}]"
+        place, raw = "", False
+        try:
+            for number, (place, _) in enumerate(_pieces(self.path, self._columns, self.argument), 1):
+                raw = not place
+                if raw or number == line:
+                    break
+        except (LoradError, OSError):  # it is another by now
+            return str(self)
+        return f"{self.path}:{line}" if raw else place
+
+    def blame(self, reason: str, message: str, line: int) -> tuple[str, Violation]:
+        """The daemon's error of these rows in the caller's words: a message, and what is wrong with which row."""
+        if reason == "DATASET_INVALID":
+            found = re.match(r"line (\d+): ", message)
+            line = int(found[1]) if found else 0
+            return "the rows are not valid", Violation(self.row(line), message[found.end() if found else 0:])
+        of_all = re.sub(r"^dataset '[^']*'(, )?", "", message.removesuffix("; 'lora dataset validate' lists them all"))
+        counted, first, why = of_all.partition(f", the first in line {line}: ")
+        if not first:
+            return "the rows are not valid", Violation(str(self), of_all)
+        return f"{self}{counted}", Violation(self.row(line), why)
+
+
+def _pieces(data: Any, columns: Columns | None, argument: str) -> Iterator[tuple[str, bytes]]:
+    """Each row with its place; or "" with some bytes of a file that goes as it is."""
     named = columns is None or isinstance(columns, Mapping) and all(
         isinstance(text, str) for pair in columns.items() for text in pair)
     if not named:
         raise wrong("columns", f"must be a mapping of the names in the rows to those in the data, got {columns!r}")
     if isinstance(data, (str, os.PathLike)):
-        yield from _file_lines(pathlib.Path(data), columns, argument)
+        yield from _file_pieces(pathlib.Path(data), columns, argument)
         return
     for number, row in enumerate(_rows_of(data, argument)):
-        yield _line(row, f"{argument}[{number}]", columns)
+        where = f"{argument}[{number}]"
+        yield where, _line(row, where, columns)
 
 
 def _rows_of(data: Any, argument: str) -> Iterator[Any]:
@@ -142,7 +189,7 @@ def _line(row: Any, where: str, columns: Columns | None) -> bytes:
         raise wrong(where, str(error)) from None
 
 
-def _file_lines(path: pathlib.Path, columns: Columns | None, argument: str) -> Iterator[bytes]:
+def _file_pieces(path: pathlib.Path, columns: Columns | None, argument: str) -> Iterator[tuple[str, bytes]]:
     if not path.is_file():
         hint = "" if path.exists() else "; a dataset that is stored has a name of a-z, 0-9 and -"
         raise wrong(argument, f"there is no file {str(path)!r}{hint}")
@@ -150,24 +197,17 @@ def _file_lines(path: pathlib.Path, columns: Columns | None, argument: str) -> I
         file, packing, broken = _unpacked(raw, path)
         try:
             front = _begins(file)
-            if front.startswith(PARQUET_PAGE) or front.startswith(PARQUET) and not _delimiter(path):
-                if packing:
-                    raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
-                for number, row in enumerate(_parquet_rows(path)):
-                    yield _line(_without_none(row), f"{path}[{number}]", columns)
-                return
-            for magic, what in MAGIC.items():
-                if front.startswith(magic):
-                    raise wrong(str(path), f"is {what}")
-            yield from _text_lines(file, path, columns)
+            rows = _parquet_rows(path, packing) if _is_parquet(front, path) else _text_rows(file, front, path, columns)
+            for where, row in rows:
+                yield (where, row) if isinstance(row, bytes) else (where, _line(row, where, columns))
         except broken as error:
             raise wrong(str(path), f"is no whole {packing} file ({error}); `{packing} -t` tells more") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise wrong(str(path), str(error)) from None
+        except csv_rows.Wrong as error:
+            raise wrong(f"{path}:{error.line}", error.what) from None
 
 
 def _begins(file: Any) -> bytes:
-    front: bytes = file.read(8)
+    front: bytes = file.read(10)
     file.seek(0)
     return front
 
@@ -195,60 +235,89 @@ def _zstd() -> Any:
     return None
 
 
-def _parquet_rows(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+def _is_parquet(front: bytes, path: pathlib.Path) -> bool:
+    if front.startswith(PARQUET_PAGE):
+        return True
+    if _plain_name(path).endswith(".parquet"):
+        if not front.startswith(PARQUET):
+            raise wrong(str(path), "is no Parquet file, which begins with PAR1: give it the name of what it is, such as .jsonl "
+                                   "or .csv" if front else "is empty, and no Parquet file")
+        return True
+    return front.startswith(PARQUET) and not _delimiter(path)
+
+
+def _parquet_rows(path: pathlib.Path, packing: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if packing:
+        raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise wrong(str(path), "is Parquet, which needs pyarrow: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(path) as file:
+            number = itertools.count()
             for batch in file.iter_batches(batch_size=FRAME_ROWS):
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    yield f"{path}[{next(number)}]", _without_none(row)
+    except UnicodeDecodeError:
+        raise wrong(str(path), "has text that is not UTF-8") from None
     except (ArrowException, OSError) as error:
         raise wrong(str(path), f"is no whole Parquet file: {error}") from None
 
 
+def _plain_name(path: pathlib.Path) -> str:
+    return path.name.lower().removesuffix(".gz").removesuffix(".zst")
+
+
 def _delimiter(path: pathlib.Path) -> str:
     """What is between the columns of a table, which its name alone tells: any other bytes may be a header. "": it is none."""
-    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
-    return {".csv": ",", ".tsv": "\t"}.get(name[-4:], "")
+    return {".csv": ",", ".tsv": "\t"}.get(_plain_name(path)[-4:], "")
 
 
-def _text_lines(file: Any, path: pathlib.Path, columns: Columns | None) -> Iterator[bytes]:
+def _text_rows(file: Any, front: bytes, path: pathlib.Path, columns: Columns | None) -> Iterator[tuple[str, Any]]:
+    """As `_pieces`, but rows that are yet to be written."""
+    for magic, what in MAGIC.items():
+        if magic.match(front):
+            raise wrong(str(path), f"is {what}")
     if delimiter := _delimiter(path):
-        yield from _table_lines(file, str(path), delimiter, columns)
+        yield from _table_rows(file, str(path), delimiter, columns)
         return
     head: bytes = file.read(CHUNK_BYTES)
     rest = iter(lambda: file.read(CHUNK_BYTES), b"")
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        for number, row in enumerate(json.loads(b"".join([head, *rest]).decode("utf-8-sig"))):
-            yield _line(row, f"{path}[{number}]", columns)
+    if head.removeprefix(csv_rows.BYTE_ORDER_MARK).lstrip()[:1] == b"[":
+        for number, row in enumerate(_parsed(b"".join([head, *rest]), str(path))):
+            yield f"{path}[{number}]", row
     elif columns:
         file.seek(0)
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _line(json.loads(line.decode("utf-8-sig")), f"{path}:{number}", columns)
+                yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
     else:
-        yield from filter(None, itertools.chain([head], rest))
+        for chunk in filter(None, itertools.chain([head], rest)):
+            yield "", chunk
 
 
-def _table_lines(file: Any, name: str, delimiter: str, columns: Columns | None) -> Iterator[bytes]:
-    reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+def _parsed(text: bytes, where: str) -> Any:
     try:
-        header = next(reader, [])
-        if not header or len(set(header)) < len(header):
-            raise wrong(f"{name}:1", "the header names a column twice" if header else "there is no header")
-        other = next((c for c in ";\t|," if c != delimiter and c in header[0]), "")
-        if len(header) == 1 and other and header[0] not in (columns or {}).values():
-            raise wrong(f"{name}:1", f"the header is one column, {header[0]!r}: it seems to have {other!r} between columns, not "
-                                     f"{delimiter!r}; pass pandas.read_csv(path, sep={other!r})")
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise wrong(f"{name}:{reader.line_num}", f"has {len(row)} fields, the header {len(header)}")
-            if any("\0" in value for value in row):
-                raise wrong(f"{name}:{reader.line_num}", "has a zero byte")
-            yield _line(dict(zip(header, row)), f"{name}:{reader.line_num}", columns)
-    except csv.Error as error:
-        raise wrong(f"{name}:{reader.line_num}", str(error)) from None
+        return json.loads(text.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise wrong(where, csv_rows.NOT_UTF_8) from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise wrong(where, f"is no JSON: {error}") from None
+
+
+def _table_rows(file: Any, name: str, delimiter: str, columns: Columns | None) -> Iterator[tuple[str, dict[str, str]]]:
+    header: list[str] = []
+    line, what = 1, {",": "comma", "\t": "tab"}[delimiter]
+    for line, fields in csv_rows.read(file, delimiter):
+        if not header:
+            header = fields
+            if mistake := csv_rows.header_mistake(header, delimiter, [*(columns or {}).values()]):
+                raise wrong(f"{name}:{line}", mistake)
+        elif len(fields) != len(header):
+            raise wrong(f"{name}:{line}", f"has {len(fields)} fields, the header {len(header)}: put fields that have a {what} in "
+                                          "them in quotes")
+        else:
+            yield f"{name}:{line}", dict(zip(header, fields))
+    if not header:
+        raise wrong(f"{name}:1", "there is no header: the file is empty")

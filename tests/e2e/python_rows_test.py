@@ -1,10 +1,13 @@
-"""Rows that the Python package sends to a daemon: what is taken is what `lora` takes.
+"""Rows that the Python package sends to a daemon: what is taken is what `lora` takes, errors name arguments and rows, and what is
+asked about alone leaves nothing stored.
 
 usage: python_rows_test.py [TEST...]
 """
 
 import bz2
 import contextlib
+import itertools
+import threading
 
 import python_package
 from formats import write_model
@@ -15,6 +18,9 @@ python_package.load()
 import lorad  # noqa: E402
 from lorad import rows  # noqa: E402
 
+GOOD = [{"prompt": "a", "completion": "b"}]
+SMALL = {"batch_size": 2, "max_length": 64, "max_steps": 1}
+
 
 @contextlib.contextmanager
 def house_with_model():
@@ -23,6 +29,10 @@ def house_with_model():
         with lorad.connect(house.address) as client:
             yield house, client
     house.clear()
+
+
+def names_of(client):
+    return [dataset.name for dataset in client.datasets.list()]
 
 
 # Name, bytes, the line that both blame where they refuse (0: none), and words of both; None: both take it.
@@ -54,6 +64,8 @@ FILES = [
     ("empty.parquet", b"", (0, "no Parquet file")),
     ("a.bz2", bz2.compress(b"{}\n"), (0, "bzip2 -d")),
     ("a.jsonl", b'{"prompt": "a", "completion": "b"}\n', None),
+    ("mixed.jsonl", b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', (2, "unknown format")),
+    ("mixed.csv.jsonl", b"prompt,completion\na,b\n", (0, "")),
 ]
 
 
@@ -80,5 +92,57 @@ def test_files_have_one_verdict():
                 assert violation.field.startswith(str(path)), violation
 
 
+def test_the_daemons_errors_name_the_row():
+    tokens = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 10**6], "labels": [1, 2]}]
+    with house_with_model() as (house, client):
+        files = {"mixed.jsonl": ('{"prompt": "a", "completion": "b"}\n\n{"prompt": "a"}\n', "mixed.jsonl:3"),
+                 "mixed.json": ('[{"prompt": "a", "completion": "b"}, {"prompt": "a"}]', "mixed.json[1]")}
+        for name, (text, where) in files.items():
+            (house.folder / name).write_text(text)
+            for call in (client.train, client.check, client.estimate):
+                for said in ({"data": house.folder / name}, {"data": GOOD, "validation_data": house.folder / name}):
+                    error = python_package.error_of(lorad.InvalidError, call, "small", **said, **SMALL)
+                    (violation,) = error.violations
+                    assert violation.field == str(house.folder / where) and violation.description.startswith("unknown format: "), error
+        (house.folder / "long.csv").write_text('text\na\n"c\nd"\n\n' + "x" * 200 + "\n")
+        for said, where in (({"data": iter([*GOOD, {}])}, "data[1]"), ({"data": GOOD, "validation_data": [*GOOD, {}]}, "validation_data[1]"),
+                            ({"data": tokens}, "data[1]"), ({"data": GOOD, "validation_data": tokens}, "validation_data[1]"),
+                            ({"data": house.folder / "long.csv", "overflow": "error"}, str(house.folder / "long.csv:6"))):
+            call = client.check if said["data"] is not GOOD else client.estimate
+            error = python_package.error_of(lorad.InvalidError, call, "small", **said, **SMALL)
+            assert [violation.field for violation in error.violations] == [where] and "rows-" not in str(error), error
+            assert "dataset '" not in str(error) and "line 2" not in str(error), error
+        # One that is created before its rows are read says so as it fails.
+        error = python_package.error_of(lorad.JobFailedError, client.train("small", tokens, **SMALL).wait, progress=False)
+        assert str(error).endswith(" has failed: data has 1 bad row for this model and length\n"
+                                   "  data[1]: token id 1000000 at position 1 is outside of the base model's vocabulary of 384"), error
+
+
+def test_a_check_leaves_nothing():
+    """Beside others who have the same rows: what they stored, or come to store meanwhile, stays."""
+    with house_with_model() as (_, client):
+        for call in (client.check, client.estimate):
+            call("small", GOOD, validation_data=GOOD, **SMALL)
+            python_package.error_of(lorad.InvalidError, call, "small", GOOD, r=0)
+            python_package.error_of(lorad.InvalidError, call, "small", GOOD, validation_data=[{}], **SMALL)
+        assert names_of(client) == []
+        numbers, ended = itertools.count(), threading.Event()
+
+        def check():
+            while not ended.is_set():
+                client.check("small", [{"prompt": str(next(numbers) // 4), "completion": "b"}], **SMALL)
+
+        threads = [threading.Thread(target=check) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        stored = [client.train("small", [{"prompt": str(i), "completion": "b"}], **SMALL).info.training_dataset for i in range(40)]
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(names_of(client)) == sorted(stored)
+        client.check("small", [{"prompt": "0", "completion": "b"}], **SMALL)
+        assert len(names_of(client)) == 40
+
+
 if __name__ == "__main__":
-    main([test_files_have_one_verdict])
+    main([test_files_have_one_verdict, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])

@@ -111,7 +111,7 @@ def test_every_mistake_is_told_by_the_callers_names():
         error = python_package.error_of(lorad.InvalidError, client.train, "smollm2-135m", ROWS, labels={"team": 3})
         assert "labels: keys and values must be text, got 'team': 3" in str(error), error
         error = python_package.error_of(lorad.InvalidError, client.datasets.add, [{"prompt": "a", "completion": "b"}, {"prompt": 1, "completion": "c"}])
-        assert str(error).startswith("DATASET_INVALID: line 2: prompt must be"), error
+        assert error.reason == "DATASET_INVALID" and "\n  data[1]: prompt must be" in str(error), error
         client.datasets.add(ROWS, "sums")
         assert python_package.error_of(lorad.AlreadyExistsError, client.datasets.add, ROWS[1:], "sums").reason == "DATASET_EXISTS"
         assert python_package.error_of(lorad.NotFoundError, client.job, "job-none").reason == "JOB_NOT_FOUND"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -120,20 +121,30 @@ class Datasets:
         The same rows under the same name are answered with as they are stored."""
         if name is not None:
             check_name("name", name, "a dataset's name")
-        return self._add(data, name, columns, "data")
+        return self._add(data, name, columns, rows.Origin(data, columns, "data"))
 
-    def _add(self, data: Any, name: str | None, columns: rows.Columns | None, argument: str) -> datasets_pb2.Dataset:
-        """`add`, whose errors call the rows by the argument that they came by."""
-        spool = rows.Spool(data, columns, argument)
+    def _add(self, data: Any, name: str | None, columns: rows.Columns | None, origin: rows.Origin,
+             made: set[str] | None = None) -> datasets_pb2.Dataset:
+        """`add`, whose errors say where the rows came from. With `made`, what has to be stored has a name of this call's own,
+        which is added to it: nobody else can come to use it."""
+        spool = rows.Spool(data, columns, origin.argument)
         try:
             wanted = name or f"rows-{spool.sha256[:16]}"
             try:
                 found = self.get(wanted)
             except NotFoundError:
+                if made is not None:
+                    wanted = f"check-{new_request_id()}"
+                    made.add(wanted)
                 try:
                     return self._connection.upload(wanted, spool.file, spool.size)
                 except AlreadyExistsError:  # by another client, a moment ago
                     found = self.get(wanted)
+                except InvalidError as error:
+                    if error.reason != "DATASET_INVALID":
+                        raise
+                    message, violation = origin.blame(error.reason, error.message, 0)
+                    raise InvalidError(message, code=error.code, reason=error.reason, violations=[violation]) from None
             if found.sha256 != spool.sha256:
                 raise AlreadyExistsError(f"there is a dataset {wanted!r} of other rows", code="ALREADY_EXISTS",
                                          reason="DATASET_EXISTS")
@@ -248,22 +259,24 @@ class Client:
         InvalidError holds all that is wrong."""
         request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
         _warn(request)
-        return Job(self.connection, self._create(request))
+        return Job(self.connection, self._create(request), request.rows)
 
     def check(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None, args: Any = None,
               columns: rows.Columns | None = None, **fields: Unpack[JobFields]) -> list[str]:
         """Checks a job and every row of its data without creating it; the arguments are those of `train`. Answers with
         warnings: what is allowed and likely not meant. InvalidError as there."""
-        request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
-        return [*request.warnings, *self._create(request, validate_only=True).warnings]
+        with self._for_a_while() as made:
+            request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields, made)
+            return [*request.warnings, *self._create(request, validate_only=True).warnings]
 
     def estimate(self, base_model: str, data: Any, *, validation_data: Any = None, peft_config: Any = None,
                  args: Any = None, columns: rows.Columns | None = None,
                  **fields: Unpack[JobFields]) -> jobs_pb2.JobEstimate:
         """What a job would cost in memory and time; the arguments are those of `train`."""
-        request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields)
-        _warn(request)
-        return self._estimate(request, request.job)
+        with self._for_a_while() as made:
+            request = self._prepare(base_model, data, validation_data, peft_config, args, columns, fields, made)
+            _warn(request)
+            return self._estimate(request, request.job)
 
     def generate(self, source: str | Job | Sequence[str | Job], prompt: answers.Prompt, *, adapter: str = "",
                  system: str = "", raw: bool = False, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 0.0,
@@ -365,13 +378,11 @@ class Client:
         return source
 
     def _prepare(self, base_model: str, data: Any, validation_data: Any, peft_config: Any, args: Any,
-                 columns: rows.Columns | None, fields: Any) -> names.Request:
+                 columns: rows.Columns | None, fields: Any, made: set[str] | None = None) -> names.Request:
         request = names.build(base_model, fields, peft_config, args)  # before anything is uploaded
-        name, dataset_format = self._dataset(data, columns, "data")
-        request.job.training_dataset = name
-        request.train_on(dataset_format)
+        request.train_on(self._take_rows(request, "training_dataset", data, columns, "data", made))
         if validation_data is not None:
-            request.job.validation_dataset, _ = self._dataset(validation_data, columns, "validation_data")
+            self._take_rows(request, "validation_dataset", validation_data, columns, "validation_data", made)
         request.origins |= {"training_dataset": "data", "validation_dataset": "validation_data"}
         if request.by_epoch:
             request.set_epoch(self._estimate(request, request.of_an_epoch()).total_steps)
@@ -385,16 +396,33 @@ class Client:
             raise _renamed(error, request) from None
         return estimate
 
-    def _dataset(self, data: Any, columns: rows.Columns | None, argument: str) -> tuple[str, int]:
-        """The name and format of a stored dataset of these rows."""
+    def _take_rows(self, request: names.Request, field: str, data: Any, columns: rows.Columns | None, argument: str,
+                   made: set[str] | None) -> int:
+        """Sets the job's field to a stored dataset of these rows; its format."""
         stored = data.name if isinstance(data, datasets_pb2.Dataset) else data
         if isinstance(stored, str) and NAME.fullmatch(stored):
+            setattr(request.job, field, stored)
             try:
-                return stored, self.datasets.get(stored).format
+                return self.datasets.get(stored).format
             except NotFoundError:
-                return stored, 0  # the daemon says so beside all else that is wrong
-        dataset = self.datasets._add(data, None, columns, argument)
-        return dataset.name, dataset.format
+                return 0  # the daemon says so beside all else that is wrong
+        origin = rows.Origin(data, columns, argument)
+        dataset = self.datasets._add(data, None, columns, origin, made)
+        setattr(request.job, field, dataset.name)
+        request.rows[field] = origin
+        return dataset.format
+
+    @contextlib.contextmanager
+    def _for_a_while(self) -> Iterator[set[str]]:
+        """What is stored under the names that are added to the set goes again."""
+        made: set[str] = set()
+        try:
+            yield made
+        finally:
+            for name in made:
+                with contextlib.suppress(LoradError):  # it was refused, or the daemon is away
+                    self.connection.call(self.connection.datasets.DeleteDataset, datasets_pb2.DeleteDatasetRequest(name=name),
+                                         retry_seconds=0)
 
     def _create(self, request: names.Request, validate_only: bool = False) -> jobs_pb2.Job:
         create = jobs_pb2.CreateJobRequest(job=request.job, request_id=new_request_id(), validate_only=validate_only)
@@ -412,5 +440,10 @@ def _warn(request: names.Request) -> None:
 
 def _renamed(error: InvalidError, request: names.Request) -> InvalidError:
     """The daemon's error by the names that the caller used."""
-    return InvalidError(error.message, code=error.code, reason=error.reason, metadata=error.metadata,
-                        violations=request.in_their_words(error.violations), retry_after=error.retry_after)
+    message, violations = error.message, request.in_their_words(error.violations)
+    origin = request.rows.get(error.metadata.get("field", ""))
+    if error.reason == "INVALID_ROWS" and origin:
+        message, violation = origin.blame(error.reason, message, int(error.metadata["line"]))
+        violations = [violation]
+    return InvalidError(message, code=error.code, reason=error.reason, metadata=error.metadata, violations=violations,
+                        retry_after=error.retry_after)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lorad.arguments import check_whole, folder_of
@@ -14,6 +14,7 @@ from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection
 from lorad.errors import JobFailedError, LoradError, Violation, invalid
 from lorad.progress import Progress, choose
+from lorad.rows import Origin
 from lorad.tables import Table
 from lorad.v1 import checkpoints_pb2, jobs_pb2
 
@@ -37,9 +38,10 @@ class Job:
 
     Threads: one at a time."""
 
-    def __init__(self, connection: Connection, info: jobs_pb2.Job) -> None:
+    def __init__(self, connection: Connection, info: jobs_pb2.Job, rows: Mapping[str, Origin] | None = None) -> None:
         self._connection = connection
         self.info = info
+        self._rows = rows or {}  # where they came from, by the job's field
         self._told: list[_Told] = []
 
     def __repr__(self) -> str:
@@ -127,11 +129,16 @@ class Job:
         error = self.info.error
         if self.info.state == jobs_pb2.Job.CANCELLED:
             return JobFailedError(f"{self.name} was cancelled", code="CANCELLED", reason="CANCELLED")
+        category = {"category": jobs_pb2.JobError.Category.Name(error.category)}
+        if error.reason == "INVALID_ROWS" and error.field in self._rows:
+            message, violation = self._rows[error.field].blame(error.reason, error.message, error.line)
+            return JobFailedError(f"{self.name} has failed: {message}", code="FAILED", reason=error.reason,
+                                  violations=[violation], metadata=category)
         where = error.field or (f"line {error.line}" if error.line else "")
         what = f"{self.name} has failed" if where else f"{self.name} has failed: {error.message}"
         return JobFailedError(what, code="FAILED", reason=error.reason,
                               violations=[Violation(where, error.message)] if where else [],
-                              metadata={"category": jobs_pb2.JobError.Category.Name(error.category)})
+                              metadata=category)
 
     def _series(self, series: jobs_pb2.GetMetricsRequest.Series, after: int) -> Iterator[dict[str, Any]]:
         training = series == jobs_pb2.GetMetricsRequest.TRAINING

@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from lorad import needless, sft
 from lorad.arguments import kind_of
 from lorad.errors import Violation, invalid
+from lorad.rows import Origin
 from lorad.v1 import datasets_pb2, jobs_pb2
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ class Request:
     sft_loss: sft.Loss | None = None
     # What an SFTConfig says to no effect.
     warnings: list[str] = dataclasses.field(default_factory=list)
+    # "training_dataset", "validation_dataset" -> where its rows came from, unless they were stored before.
+    rows: dict[str, Origin] = dataclasses.field(default_factory=dict)
     # Fields of the training that are the steps of an epoch, which the daemon counts.
     by_epoch: list[str] = dataclasses.field(default_factory=list)
 

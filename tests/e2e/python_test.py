@@ -80,7 +80,11 @@ def test_from_rows_to_an_adapter():
         for path in folder.iterdir():
             assert path.read_bytes() == (house.adapter(job.name) / path.name).read_bytes(), path.name
         assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
-        assert job.adapter(folder, step=job.checkpoints()[0].step) == folder, "files of these names are replaced"
+        assert job.adapter(folder, step=job.checkpoints()[0].step) == folder, "the same again is fine"
+        (folder / "adapter_config.json").write_text("{}")
+        error = python_package.error_of(lorad.AlreadyExistsError, job.adapter, folder)
+        assert error.reason == "DIRECTORY_EXISTS" and f"another adapter_config.json than step 6 of {job.name}" in str(error), error
+        assert json.loads((job.adapter(folder, replace=True) / "adapter_config.json").read_text())["r"] == 4
         assert [event.reason for event in job.events()].count("STATE_CHANGED") > 3
 
         (stored,) = [d for d in client.datasets.list() if d.rows == len(ROWS)]

@@ -5,6 +5,7 @@ usage: python_transfers_test.py [TEST...]
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -12,6 +13,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -303,6 +305,26 @@ def test_a_job_by_tqdm_says_why_it_is_not_saved():
     assert re.search(r"RUNNING: .*, its last checkpoint is not written, not saved: the disk is full\]", seen), seen
 
 
+def test_a_download_that_has_no_room():
+    """It says which file, and leaves no part of it; what is something else's stays."""
+    folder = folder_with_files("room")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with listening(Daemon(seconds=0)) as address, lorad.connect(address, progress=False) as client:
+        job = client.job("job-aaaaaaaa")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limit[1]))
+        try:
+            error = python_package.error_of(OSError, job.adapter, folder / "fetched")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert (error.errno, error.filename) == (errno.EFBIG, str(folder / "fetched/adapter_model.safetensors")), error
+        assert [*(folder / "fetched").iterdir()] == []
+        (folder / "fetched/adapter_model.safetensors").write_bytes(b"another's")
+        error = python_package.error_of(lorad.AlreadyExistsError, job.adapter, folder / "fetched")
+        assert error.reason == "DIRECTORY_EXISTS" and (folder / "fetched/adapter_model.safetensors").read_bytes() == b"another's"
+        job.adapter(folder / "fetched", replace=True)
+        assert sorted(path.name for path in (folder / "fetched").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
 class FakeBar:
     """What tqdm is told."""
     made = []
@@ -363,4 +385,4 @@ if __name__ == "__main__":
     main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm,
           test_what_changes_is_drawn_at_once, test_what_callbacks_print_is_not_behind_what_is_drawn, test_a_terminal_of_no_width_has_lines,
           test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
-          test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])
+          test_a_download_that_has_no_room, test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

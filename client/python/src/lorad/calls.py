@@ -44,6 +44,14 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
+def sha256_of(path: pathlib.Path) -> str:
+    """Of a file's bytes; "" where it is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class _Attempts:
     """Whether, and after what pause, something is tried again."""
 
@@ -169,7 +177,18 @@ class Connection:
 
     def download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, folder: pathlib.Path) -> None:
         """Fetches one file of a checkpoint into `folder`, where it appears once it is whole and its hash is right."""
-        part = folder / f".{file.name}.part"
+        part = folder / f".{file.name}.{new_request_id()[:8]}.part"
+        try:
+            self._download(job, step, file, part)
+            os.replace(part, folder / file.name)
+        except OSError as error:
+            if isinstance(error, LoradError):
+                raise
+            raise OSError(error.errno, error.strerror, str(folder / file.name)) from None  # a full disk's has no path
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, part: pathlib.Path) -> None:
         attempts = _Attempts(self.retry_seconds)
         digest, offset = hashlib.sha256(), 0
         with part.open("wb") as out, contextlib.closing(
@@ -187,9 +206,7 @@ class Connection:
                     found = from_rpc(error, self.server)
                 attempts.pause_or_raise(found)
         if digest.hexdigest() != file.sha256:
-            part.unlink()
             raise LoradError(f"{file.name} of {job} was damaged on the way", code="DATA_LOSS", reason="DAMAGED")
-        os.replace(part, folder / file.name)
 
     def watch(self, names: Sequence[str], timeout: float | None = None) -> Iterator[jobs_pb2.WatchJobsResponse]:
         """What happens to these jobs: the present state, then every change in order. It goes on by itself where the

@@ -11,8 +11,8 @@ from typing import Any
 
 from lorad.arguments import check_whole, folder_of
 from lorad.callbacks import Callback, wrong_callback
-from lorad.calls import ADAPTER_FILES, Connection
-from lorad.errors import JobFailedError, LoradError, Violation, invalid
+from lorad.calls import ADAPTER_FILES, Connection, sha256_of
+from lorad.errors import AlreadyExistsError, JobFailedError, LoradError, Violation, invalid
 from lorad.progress import Progress, choose
 from lorad.rows import Origin
 from lorad.tables import Table
@@ -184,10 +184,12 @@ class Job:
         request = checkpoints_pb2.ListCheckpointsRequest(job=self.name)
         return [*self._connection.pages(self._connection.checkpoints.ListCheckpoints, request, "checkpoints")]
 
-    def adapter(self, path: str | os.PathLike[str], step: int = 0, best: bool = False) -> pathlib.Path:
+    def adapter(self, path: str | os.PathLike[str], step: int = 0, best: bool = False,
+                replace: bool = False) -> pathlib.Path:
         """Fetches its adapter as a directory that PEFT loads (adapter_model.safetensors, adapter_config.json), and
         answers with its path. `step`: of a checkpoint; 0: the newest, or with `best` the one of the lowest validation
-        loss. Files of these names are replaced."""
+        loss. What is there already stays; files of these names that are something else's are AlreadyExistsError
+        (DIRECTORY_EXISTS), or with `replace` give way."""
         folder = folder_of("path", path)
         check_whole("step", step)
         if best:
@@ -196,8 +198,15 @@ class Job:
         checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
         files = {file.name: file for file in checkpoint.files}
         folder.mkdir(parents=True, exist_ok=True)
+        there = {name: sha256_of(folder / name) for name in ADAPTER_FILES if os.path.lexists(folder / name)}
+        others = [name for name, sha256 in there.items() if sha256 != files[name].sha256]
+        if others and not replace:
+            raise AlreadyExistsError(f"{str(folder)!r} has another {' and another '.join(others)} than step {checkpoint.step} of "
+                                     f"{self.name}: name another folder, or say replace=True", code="ALREADY_EXISTS",
+                                     reason="DIRECTORY_EXISTS")
         for name in ADAPTER_FILES:
-            self._connection.download(self.name, checkpoint.step, files[name], folder)
+            if name not in there or name in others:
+                self._connection.download(self.name, checkpoint.step, files[name], folder)
         return folder
 
     def _best_step(self, step: int) -> int:

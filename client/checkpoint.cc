@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <limits>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "client/calls/download.h"
 #include "client/calls/error.h"
 #include "client/calls/find_job.h"
+#include "client/calls/range.h"
 #include "client/calls/read_ahead.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
@@ -238,7 +240,8 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
   CLI::App& get = *group.add_subcommand("get", "Fetch one as a PEFT adapter directory");
   get.add_option("job", options->job, "The job's id, or its name")->required();
   CLI::Option* step =
-      get.add_option("--step", options->step, "Of which step; the newest if not given");
+      get.add_option("--step", options->step, "Of which step; the newest if not given")
+          ->check(From(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
   get.add_flag("--best", options->best, "The one of the lowest validation loss")->excludes(step);
   get.add_option("-o,--output", options->directory, "The directory to make")->required();
   CLI::Option* all = get.add_flag("--all", options->all, "With the optimizer's state too");
@@ -253,7 +256,8 @@ void AddCheckpointCommands(CLI::App& app, Session& session) {
   remove.add_option("job", options->job, "The job's id, or its name")->required();
   remove.add_option("--step", options->steps, "Of which step; may be given again")
       ->required()
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(From(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
   remove.callback([&session, options] {
     session.action = [&session, options] { return Remove(session, *options); };
   });

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/calls/find_job.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/adapter.h"
@@ -251,7 +252,7 @@ void AddJobCommands(CLI::App& app, Session& session) {
   list.add_option("--filter", options->filter,
                   "Terms joined by AND: state = RUNNING, base_model = X, labels.KEY != X");
   list.add_option("--limit", options->limit, "The newest so many alone")
-      ->check(CLI::Range(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
+      ->check(From(std::int64_t{1}, std::numeric_limits<std::int64_t>::max()));
   list.callback([&session, options] {
     session.action = [&session, options] { return List(session, *options); };
   });

@@ -3,11 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <limits>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/calls/find_job.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/json.h"
@@ -141,7 +143,8 @@ void AddMetricsCommand(CLI::App& app, Session& session) {
   CLI::App& metrics = *app.add_subcommand("metrics", "Loss and more of every step of a job");
   metrics.add_option("job", options->job, "The job's id, or its name")->required();
   metrics.add_flag("--evaluation", options->evaluation, "Validation losses instead");
-  metrics.add_option("--after-step", options->after_step, "Only later steps");
+  metrics.add_option("--after-step", options->after_step, "Only later steps")
+      ->check(From(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   CLI::Option* csv = metrics.add_flag("--csv", options->csv, "As CSV, with all digits");
   metrics.add_flag("--plot", options->plot, "Losses over steps as a picture of letters")
       ->excludes(csv);

@@ -3,9 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/inputs/text_file.h"
@@ -135,7 +137,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
   add.add_option("--chat-template", options->chat_template,
                  "A Jinja file in the place of the directory's template");
   add.add_option("--stages", options->stages,
-                 "So many workers share it, each with a stage; 0: as few as hold it");
+                 "So many workers share it, each with a stage; 0: as few as hold it")
+      ->check(From(0, std::numeric_limits<int>::max()));
   add.add_option("--request-id", options->request_id, "Makes a repeated call harmless");
   add.callback([&session, options] {
     session.action = [&session, options] { return Add(session, *options); };
@@ -155,6 +158,7 @@ void AddModelCommands(CLI::App& app, Session& session) {
       *group.add_subcommand("update", "Change one; groups formed from then on follow it");
   update.add_option("name", options->name, "The model's id")->required();
   update.add_option("--stages", options->stages, "So many workers share it; 0: as few as hold it")
+      ->check(From(0, std::numeric_limits<int>::max()))
       ->required();
   update.callback([&session, options] {
     session.action = [&session, options] { return Update(session, *options); };

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/calls/find_job.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/chrome_trace.h"
@@ -88,9 +89,11 @@ void AddTraceCommand(CLI::App& app, Session& session) {
       ->required();
   trace.add_option("-o,--output", options->file, "Write a Chrome trace into this file")
       ->check(CheckFile);
-  trace.add_option_function<int>(
-      "--microbatches", [options](int count) { options->request.set_microbatches(count); },
-      "Of the newest so many (256; at most 1,024)");
+  trace
+      .add_option_function<int>(
+          "--microbatches", [options](int count) { options->request.set_microbatches(count); },
+          "Of the newest so many (256)")
+      ->check(From(1, 1024));
   trace.callback([&session, options] {
     session.action = [&session, options] { return Show(session, *options); };
   });

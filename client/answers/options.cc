@@ -2,10 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <limits>
-#include <type_traits>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
+#include "client/calls/range.h"
 #include "client/calls/utf8.h"
 
 namespace lorad::client {
@@ -15,30 +13,6 @@ namespace {
 constexpr int kTokensMax = 1 << 20;
 constexpr double kTemperatureMax = 100;
 constexpr int kTimeoutSecondsMax = 30 * 24 * 3600;
-
-template <typename Number>
-bool Parse(const std::string& text, Number* number) {
-  if constexpr (std::is_floating_point_v<Number>) {
-    return absl::SimpleAtod(text, number);
-  } else {
-    return absl::SimpleAtoi(text, number);
-  }
-}
-
-// CLI11's own ranges print 300 digits of a double, and let -1 pass for the largest whole number.
-template <typename Number>
-CLI::Validator From(Number least, Number most) {
-  const std::string range = absl::StrCat(least, " to ", most);
-  const char* const kind = std::is_floating_point_v<Number> ? "number" : "whole number";
-  return CLI::Validator(
-      [=](std::string& text) {
-        Number number{};
-        const bool within = Parse(text, &number) && number >= least && number <= most;
-        return within ? std::string()
-                      : absl::StrCat("must be a ", kind, " from ", range, ", got '", text, "'");
-      },
-      absl::StrCat("from ", range));
-}
 
 }  // namespace
 

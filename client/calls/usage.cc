@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
+#include "client/calls/range.h"
 #include "client/text/nearest.h"
 
 namespace lorad::client {
@@ -104,6 +105,7 @@ void RefuseWrongNumbers(CLI::App& app) {
       [](std::string& value) { return std::string(value.empty() ? "needs a number" : ""); }, "");
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
+    if (HasRange(type)) continue;
     const auto is = [&](const char* kind) { return type.starts_with(kind); };
     // transform() goes before what the option checks itself, check() behind the unit that it takes.
     const bool has_unit = type.find("SIZE") != std::string::npos;

@@ -15,8 +15,8 @@ namespace lorad::client {
 
 // Refuses what the parser would take for another number, or for none, of any option of the app and
 // its commands: whole numbers that 64 bits do not hold, for which it takes the largest that they
-// do, and "", for a script whose variable is not set would leave out a limit. To be called once all
-// are added.
+// do, and "", for a script whose variable is not set would leave out a limit. Options that have a
+// range of their own (range.h) do so themselves. To be called once all are added.
 void RefuseWrongNumbers(CLI::App& app);
 
 // What is wrong with a command line (without the program's name), as an error USAGE that names the

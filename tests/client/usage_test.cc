@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "client/calls/error.h"
+#include "client/calls/range.h"
 #include "client/text/nearest.h"
 
 namespace lorad::client {
@@ -33,7 +34,9 @@ absl::Status Parse(std::vector<std::string> arguments) {
   std::optional<int> limit, most;
   std::optional<std::uint64_t> bytes;
   ls.add_option("--limit", limit);
-  ls.add_option("--most", most)->check(CLI::Range(1, 5));
+  ls.add_option("--most", most)->check(From(1, 5));
+  double share = 0;
+  ls.add_option("--share", share)->check(From(0.0, 1.0));
   std::int64_t after = 0;
   std::uint64_t seed = 0;
   ls.add_option("--after", after);
@@ -80,6 +83,11 @@ TEST_CASE("wrong usage names the nearest command or option and the right help") 
       {{"ls", "--seed", "18446744073709551616"},
        "--seed: must be a whole number from 0 to 18446744073709551615",
        "lora ls"},
+      {{"ls", "--most", "1e3"}, "--most: must be a whole number from 1 to 5, got '1e3'", "lora ls"},
+      {{"ls", "--most", "nan"}, "--most: must be a whole number from 1 to 5, got 'nan'", "lora ls"},
+      {{"ls", "--most=-9223372036854775809"}, "from 1 to 5, got '-9223372036854775809'", "lora ls"},
+      {{"ls", "--share", "nan"}, "--share: must be a number from 0 to 1, got 'nan'", "lora ls"},
+      {{"ls", "--share", "x"}, "--share: must be a number from 0 to 1, got 'x'", "lora ls"},
       {{"ls", "--jsn"}, "did you mean `--json`?", "lora ls"},
       {{"ls", "word"}, "not expected: word; see", "lora ls"},
       {{"ls", "--frobnicate"}, "has no option --frobnicate; see", "lora ls"},

@@ -1,14 +1,19 @@
 // lora pause | resume | finish | cancel | update
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <random>
+#include <thread>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
 #include "client/calls/find_job.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/json.h"
@@ -21,8 +26,10 @@ namespace {
 using lorad::v1::Job;
 using lorad::v1::Jobs;
 
-// Others may change the job in between: so often labels are read and written again.
-constexpr int kTriesMax = 10;
+// Others may change the job in between: so long labels are read and written again, after pauses
+// that grow and are drawn by lot, so that many who come at once do not go on in step.
+constexpr std::chrono::seconds kTriesMax(5);
+constexpr std::chrono::duration<double> kPause(0.01), kPauseMax(0.25);
 
 struct Options {
   std::vector<std::string> names;
@@ -88,14 +95,21 @@ absl::Status Update(Session& session, Options& options) {
   }
   if (changes_labels) request.mutable_update_mask()->add_paths("labels");
   Job job;
-  for (int tries = 1;; ++tries) {
+  const auto end = std::chrono::steady_clock::now() + kTriesMax;
+  std::mt19937 lots(std::random_device{}());
+  for (auto pause = kPause;; pause = std::min(2 * pause, kPauseMax)) {
     if (changes_labels) {
       if (auto status = FillLabels(session, options, values); !status.ok()) return status;
     }
     const auto status = Call(session, &Jobs::Stub::UpdateJob, request, job);
     if (status.ok()) break;
-    const bool again = changes_labels && options.etag.empty() && tries < kTriesMax;
-    if (!again || ReasonOf(status) != "ETAG_MISMATCH") return status;
+    if (ReasonOf(status) != "ETAG_MISMATCH" || !options.etag.empty()) return status;
+    if (std::chrono::steady_clock::now() >= end) {
+      return Error("CHANGED_MEANWHILE",
+                   absl::StrCat("others change ", options.name,
+                                " all the time, so its labels are as they left them: try again"));
+    }
+    std::this_thread::sleep_for(pause * std::uniform_real_distribution<>(0.5, 1)(lots));
   }
   if (session.json) {
     std::cout << ToJson(job) << "\n";
@@ -109,7 +123,8 @@ absl::Status Update(Session& session, Options& options) {
 void AddUpdate(CLI::App& app, Session& session, const std::shared_ptr<Options>& options) {
   CLI::App& update = *app.add_subcommand("update", "Change a job's priority and labels");
   update.add_option("job", options->name, "The job's id, or its name")->required();
-  update.add_option("--priority", options->priority, "Higher ones are placed first; -100 to 100");
+  update.add_option("--priority", options->priority, "Higher ones are placed first")
+      ->check(From(-100, 100));
   update.add_option("--label", options->labels, "KEY=VALUE, to be added or changed")
       ->check(CheckLabel);
   update.add_option("--remove-label", options->removed_labels, "KEY, to be taken away");

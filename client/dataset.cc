@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/calls/error.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/calls/transfer.h"
@@ -112,8 +114,7 @@ absl::Status ReadRange(const std::string& text, lorad::v1::ValidateDatasetReques
   std::int64_t end = 0;
   if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &begin) || !absl::SimpleAtoi(ends[1], &end) ||
       begin < 0 || end < begin) {
-    return Error("BAD_RANGE",
-                 absl::StrCat("--print-rows must be A:B with 0 <= A <= B, got ", text));
+    return Error("USAGE", absl::StrCat("--print-rows must be A:B with 0 <= A <= B, got ", text));
   }
   config.set_print_rows_begin(begin);
   config.set_print_rows_end(end);
@@ -143,8 +144,8 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
     std::cout << ToJson(row) << "\n";
     return;
   }
-  int trained = 0;
-  for (const int label : row.labels()) trained += label != -100 ? 1 : 0;
+  int trained = 0;  // the first one never is: nothing foretells it
+  for (int i = 1; i < row.labels_size(); ++i) trained += row.labels(i) != -100 ? 1 : 0;
   std::cout << "row " << row.row() << (row.sequence() > 0 ? absl::StrCat(".", row.sequence()) : "")
             << ": " << row.input_ids_size() << " tokens, " << trained << " trained\n"
             << row.text() << "\n";
@@ -329,8 +330,10 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   AddFileOptions(validate, *options);
   validate.add_option("--dataset", options->stored, "A stored dataset in place of a file");
   validate.add_option("--model", options->model, "Whose tokenizer and template")->required();
-  validate.add_option("--max-length", options->max_length,
-                      "Tokens of a row (default: 1024, or the model's if fewer)");
+  validate
+      .add_option("--max-length", options->max_length,
+                  "Tokens of a row (default: 1024, or the model's if fewer)")
+      ->check(From(1, std::numeric_limits<int>::max()));
   validate.add_flag("--refuse-overflow", options->refuse_overflow, "The same as --overflow ERROR");
   validate.add_option("--overflow", options->overflow,
                       "As training.overflow: TRUNCATE, ERROR or SKIP");

@@ -111,6 +111,10 @@ def test_all_tokens():
         rows = write_rows(house.folder / "rows.jsonl", [{"messages": turns("a", "b")}, {"messages": turns("c", "d", "e", "f", weight=0)}])
         (report,) = house.objects("dataset", "validate", rows, "--model", "tiny", "--train-on", "ALL")
         assert report["trained_tokens"] == report["tokens"] - 2, report  # all but the first of each
+        printed = house.lora("dataset", "validate", rows, "--model", "tiny", "--train-on", "ALL", "--print-rows", "0:2").out
+        assert sum(map(int, re.findall(r"tokens, (\d+) trained", printed))) == report["trained_tokens"], printed
+        for wrong in ("2:1", "x", "1"):
+            assert house.run("dataset", "validate", rows, "--model", "tiny", "--print-rows", wrong).status == 2, wrong
         refused = house.run("dataset", "validate", rows, "--model", "tiny")
         assert refused.status == 1 and "line 2: no token of the row is trained on" in refused.err, refused
         house.lora("dataset", "add", "rows", rows)

@@ -120,11 +120,16 @@ absl::Status SetSource(Session& session, const std::string& source, v1::Ask* ask
   int64_t step = 0;
   const bool has_step =
       slash != std::string::npos && absl::SimpleAtoi(source.substr(slash + 1), &step);
-  if (job == source && has_step) {
+  if (job == source && slash != std::string::npos) {
     job = source.substr(0, slash);
     const std::string name = job;
     if (absl::Status status = FindJob(session, job); !status.ok()) return status;
     if (IsJob(name, job)) {
+      if (!has_step) {
+        return Error("USAGE", absl::StrCat("'", source, "' names no step of job '", name,
+                                           "': behind the / comes a whole number, as in ", name,
+                                           "/100 (`lora checkpoint ls`)"));
+      }
       const std::string as_shown = absl::StrCat(name, "/", step);
       if (as_shown != source) {
         return Error("USAGE", absl::StrCat("'", source, "' is no step as it is written: ask '",

@@ -139,6 +139,10 @@ def test_what_cannot_be_asked():
         longest = answer(house, "tiny", "a" * 250, "--raw", "--max-tokens", "100")
         assert longest["completion_tokens"] <= 7, "256 positions: 6 more, and a token that needs none"
         assert f"ask '{job}/2'" in refused_usage(house, f"{job}/02", "a")
+        for step in ("x", "", "1.5", "99999999999999999999"):
+            assert f"'{job}/{step}' names no step of job '{job}'" in refused_usage(house, f"{job}/{step}", "a")
+        assert "there is no job and no base model 'nobody/x'" in refused("NOTHING_TO_ASK", "nobody/x", "a")
+        assert "from 1 to 1048576, got '1e3'" in refused_usage(house, "tiny", "a", "--max-tokens", "1e3")
         assert "from 0 to 18446744073709551615, got '-1'" in refused_usage(house, "tiny", "a", "--seed=-1")
         assert len(refused_usage(house, "tiny", "a", "--max-tokens", "0")) < 150
         half = "the prompt is not: at byte 2, 0xE2 begins no whole character"

@@ -1,6 +1,7 @@
 #include "client/calls/download.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +36,13 @@ class Descriptor {
 
 absl::Status Unwritable(const fs::path& path, int error) {
   return Error("FILE_UNWRITABLE", absl::StrCat(path.string(), ": ", std::strerror(error)));
+}
+
+absl::Status WithMore(const absl::Status& status, const std::string& words) {
+  absl::Status more(status.code(), absl::StrCat(status.message(), words));
+  status.ForEachPayload(
+      [&](absl::string_view type, const absl::Cord& payload) { more.SetPayload(type, payload); });
+  return more;
 }
 
 // In pieces: for a larger one Linux takes large pages for its cache, and a virtual machine that
@@ -180,12 +188,30 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
   partial += tag.empty() ? ".partial" : "." + tag + ".partial";
   fs::create_directories(partial, error);
   if (error) return Unwritable(partial, error.value());
+  const Descriptor lock(open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock.get() < 0) return Unwritable(partial, errno);
+  const bool taken = flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (taken || !fs::exists(partial, error)) {  // it has its name by now
+    return Error("DIRECTORY_EXISTS", absl::StrCat(directory.string(),
+                                                  ": another lora is fetching into it; wait for "
+                                                  "that one, or name another with -o"));
+  }
   for (const RemoteFile& file : files) {
     const absl::Status status = DownloadFile(partial / file.name, file, fetch, bar);
+    if (absl::IsUnavailable(status)) {
+      return WithMore(status, absl::StrCat("; what has come stays in ", partial.string(),
+                                           ": the same command goes on from there"));
+    }
     if (!status.ok()) return status;
   }
   if (const absl::Status status = Sync(partial); !status.ok()) return status;
   fs::rename(partial, whole, error);  // replaces an empty directory
+  if (error == std::errc::directory_not_empty || error == std::errc::file_exists) {
+    return Error("DIRECTORY_EXISTS", absl::StrCat(directory.string(),
+                                                  ": was made by somebody else meanwhile; what has "
+                                                  "come is in ",
+                                                  partial.string()));
+  }
   if (error) return Unwritable(whole, error.value());
   return Sync(whole.parent_path());
 }

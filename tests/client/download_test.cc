@@ -5,8 +5,10 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "client/calls/error.h"
@@ -22,6 +24,7 @@ struct FakeService {
   int breaks = 0;   // so many streams end after half of what is left
   int damaged = 0;  // so many streams carry a wrong byte
   std::vector<std::int64_t> offsets;
+  std::function<void()> before;  // its first stream
 
   std::vector<RemoteFile> List() const {
     std::vector<RemoteFile> list;
@@ -36,6 +39,7 @@ struct FakeService {
 
   absl::Status Stream(const RemoteFile& file, std::int64_t offset, const Sink& sink) {
     offsets.push_back(offset);
+    if (before) std::exchange(before, nullptr)();
     std::string bytes = files.at(file.name).substr(static_cast<std::size_t>(offset));
     if (damaged > 0 && !bytes.empty()) {
       --damaged;
@@ -151,7 +155,11 @@ TEST_CASE("a download that gave up leaves no directory, and the next one goes on
   Folder folder;
   FakeService service = TwoFiles();
   service.breaks = 100;
-  CHECK(service.Get(folder.path / "a").code() == absl::StatusCode::kUnavailable);
+  const absl::Status status = service.Get(folder.path / "a");
+  CHECK(status.code() == absl::StatusCode::kUnavailable);
+  const std::string told(status.message());
+  CHECK(told.find("stays in " + (folder.path / "a.partial").string() + ": the same command") !=
+        std::string::npos);
   CHECK_FALSE(fs::exists(folder.path / "a"));
   service.breaks = 0;
   service.offsets.clear();
@@ -169,6 +177,20 @@ TEST_CASE("damaged bytes are fetched again, and never kept") {
   service.damaged = 100;
   CHECK(ReasonOf(service.Get(folder.path / "b")) == "CHECKSUM_MISMATCH");
   CHECK_FALSE(fs::exists(folder.path / "b"));
+}
+
+TEST_CASE("of two who fetch into one directory, one is told so, and the other goes on") {
+  Folder folder;
+  FakeService service = TwoFiles();
+  absl::Status second;
+  service.before = [&] {
+    FakeService other = TwoFiles();
+    second = other.Get(folder.path / "a");
+  };
+  REQUIRE(service.Get(folder.path / "a").ok());
+  CHECK(ReasonOf(second) == "DIRECTORY_EXISTS");
+  CHECK(second.message().find("another lora is fetching into it") != std::string::npos);
+  CHECK(Read(folder.path / "a/adapter_config.json") == "{}");
 }
 
 TEST_CASE("what lies in the way stays") {

@@ -1,6 +1,7 @@
 // lora compare
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -92,7 +93,8 @@ std::vector<Row> ResultsOf(const std::vector<Job>& jobs) {
   return rows;
 }
 
-// The least validation loss of each, and its step; "-": it has none.
+// The least validation loss of each, and its step, of equal ones the newest, as checkpoints are
+// kept by; "-": it has none.
 absl::Status FillBest(Session& session, const std::vector<Job>& jobs, Row& row) {
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     row.values[i] = "-";
@@ -106,7 +108,8 @@ absl::Status FillBest(Session& session, const std::vector<Job>& jobs, Row& row) 
     if (!status.ok()) return status;
     const lorad::v1::EvaluationMetrics* best = nullptr;
     for (const auto& one : response.evaluations()) {
-      if (best == nullptr || one.validation_loss() < best->validation_loss()) best = &one;
+      if (!std::isfinite(one.validation_loss())) continue;
+      if (best == nullptr || one.validation_loss() <= best->validation_loss()) best = &one;
     }
     if (best != nullptr) {
       row.values[i] = absl::StrFormat("%s at %d", LossText(best->validation_loss()), best->step());

@@ -64,10 +64,10 @@ struct FakeJobs final : v1::Jobs::Service {
   grpc::Status GetMetrics(GrpcContext*, const v1::GetMetricsRequest* request,
                           v1::GetMetricsResponse* response) override {
     if (request->series() == v1::GetMetricsRequest::EVALUATION) {
-      for (const int step : {0, 2, 3}) {
+      for (const int step : {0, 1, 2, 3}) {
         v1::EvaluationMetrics& one = *response->add_evaluations();
         one.set_step(step);
-        one.set_validation_loss(step == 2 ? 0.25 : 1.5);
+        one.set_validation_loss(step == 1 || step == 2 ? 0.25 : 1.5);
       }
       return grpc::Status::OK;
     }
@@ -125,7 +125,7 @@ TEST_CASE_METHOD(Fixture, "metrics are CSV with all digits, or a picture") {
         "1,0.33333333333333331,0,0,0,7,0\n2,0.16666666666666666,0,0,0,7,0\n"
         "3,0.1111111111111111,0,0,0,7,0\n");
   CHECK(Run("metrics job-aaaaaaaa --csv --evaluation").out ==
-        "step,validation_loss,trained_tokens\n0,1.5,0\n2,0.25,0\n3,1.5,0\n");
+        "step,validation_loss,trained_tokens\n0,1.5,0\n1,0.25,0\n2,0.25,0\n3,1.5,0\n");
   const Ran plot = Run("metrics job-aaaaaaaa --plot");
   CHECK(plot.reason == "OK");
   CHECK(plot.out.starts_with("* loss   o validation loss\n1.5000 |o"));

@@ -60,7 +60,9 @@ absl::Status CsvRows::TakeByte(char c, std::string& out) {
     return absl::OkStatus();
   }
   if (carriage_return_ && c != '\n') {
-    return Wrong(line_, "a carriage return without a line feed; put such a field in quotes");
+    return Wrong(line_,
+                 "a carriage return without a line feed; put such a field in quotes, or make lines "
+                 "of an old Mac's: tr '\\r' '\\n' < FILE | lora dataset add NAME - --format csv");
   }
   if (c == '\n') {
     carriage_return_ = false;

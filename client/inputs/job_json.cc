@@ -1,6 +1,8 @@
 #include <iterator>
 #include <optional>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/inputs/job_formats.h"
@@ -73,7 +75,13 @@ class KeyLines : public nlohmann::json_sax<json> {
     if (!lines.emplace(path, absl::StrCat("line ", line_)).second) twice.emplace(path, line_);
     return true;
   }
-  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
+  bool parse_error(std::size_t, const std::string& token,
+                   const nlohmann::detail::exception& e) override {
+    constexpr int kTooLarge = 406;  // a number that no double holds
+    if (e.id == kTooLarge && !path_.empty()) {
+      endless = {absl::StrJoin(path_, "."), absl::StrCat("must be a finite number, got ", token)};
+      return false;
+    }
     const absl::string_view what(e.what());
     const std::size_t tag = what.find("] ");
     complaint =
@@ -84,6 +92,7 @@ class KeyLines : public nlohmann::json_sax<json> {
   std::map<std::string, std::string> lines;
   std::map<std::string, int> twice;
   std::string complaint;
+  std::pair<std::string, std::string> endless;  // the field whose number it is, and what is wrong
 
  private:
   bool Deeper() {
@@ -101,12 +110,21 @@ class KeyLines : public nlohmann::json_sax<json> {
 }  // namespace
 
 absl::StatusOr<JobText> ReadJobJson(absl::string_view text) {
+  if (absl::StripAsciiWhitespace(text).empty()) {
+    return absl::InvalidArgumentError("is empty; a job has {\"base_model\": ...}");
+  }
   int line = 1;
   KeyLines keys(line);
   const LineCounter begin{text.data(), &line};
   const LineCounter end{text.data() + text.size(), &line};
-  if (!json::sax_parse(begin, end, &keys)) return absl::InvalidArgumentError(keys.complaint);
   JobText job;
+  if (!json::sax_parse(begin, end, &keys)) {
+    if (keys.endless.first.empty()) return absl::InvalidArgumentError(keys.complaint);
+    job.root = json::object();
+    job.places = std::move(keys.lines);
+    job.mistakes = {keys.endless};
+    return job;
+  }
   job.root = json::parse(text.begin(), text.end());
   if (!job.root.is_object()) {
     return absl::InvalidArgumentError("must hold one JSON object, {\"base_model\": ...}");

@@ -61,6 +61,9 @@ absl::Status JsonRows::TakeByte(char c, std::string& out) {
   }
   if (at_ == At::kEnd) return Wrong("text behind the end of the list");
   if (at_ == At::kCommaOrEnd) return Wrong("a second row in one line");
+  if (array_ && c == ']') {
+    return Wrong(absl::StrCat("a comma behind the last row, ", rows_, "; take it away"));
+  }
   if (c != '{') {
     return Wrong(absl::StrCat("row ", rows_ + 1, " must be an object, {..}"));
   }

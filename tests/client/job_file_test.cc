@@ -96,7 +96,7 @@ TEST_CASE("all mistakes are told at once") {
 TEST_CASE("what is not JSON is placed by line and column") {
   CHECK(ErrorOf("{\n \"a\": 1,\n \"b\"\n}").find("parse error at line 4, column 1") !=
         std::string::npos);
-  CHECK(ErrorOf("").find("not JSON") != std::string::npos);
+  CHECK(ErrorOf("").find("is empty; a job has") != std::string::npos);
   CHECK(ErrorOf("[1]").find("must hold one JSON object") != std::string::npos);
   CHECK(ErrorOf("{\"base_model\": \"\xff\"}").find("not JSON") != std::string::npos);
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');

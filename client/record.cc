@@ -117,10 +117,15 @@ ordered_json ToJson(const Job& job, double beginning_s) {
   json["steps"] = StepsOf(job);
   json["checkpoint_steps"] = job.training().checkpoint_every_steps();
   json["priority"] = job.priority();
-  json["comes_s"] = Seconds(job.create_time()) - beginning_s;
+  // Where the clock was set back meanwhile, one moment is that before it.
+  const double comes_s = Seconds(job.create_time()) - beginning_s;
+  json["comes_s"] = comes_s;
   if (!job.has_start_time() || job.step() == 0) return json;
-  json["started_s"] = Seconds(job.start_time()) - beginning_s;
-  if (HasEnded(job)) json["ended_s"] = Seconds(job.end_time()) - beginning_s;
+  const double started_s = std::max(Seconds(job.start_time()) - beginning_s, comes_s);
+  json["started_s"] = started_s;
+  if (HasEnded(job)) {
+    json["ended_s"] = std::max(Seconds(job.end_time()) - beginning_s, started_s);
+  }
   return json;
 }
 
@@ -261,13 +266,17 @@ std::string Record::ToText() const {
   }
   ordered_json workers = ordered_json::array();
   for (const auto& [name, record] : presences_) {
+    double gone_s = 0;  // a clock that is set back lets no worker go before it comes
     for (size_t i = 0; i < record.presences.size(); ++i) {
       const Presence& presence = record.presences[i];
       if (presence.goes_s != 0 && presence.goes_s <= beginning_s) continue;
       ordered_json& entry = workers.emplace_back(
           ToJson(record.newest, i == 0 ? name : absl::StrCat(name, "/", i + 1)));
-      entry["comes_s"] = std::max(presence.comes_s - beginning_s, 0.0);
-      if (presence.goes_s != 0) entry["goes_s"] = presence.goes_s - beginning_s;
+      const double comes_s = std::max(presence.comes_s - beginning_s, gone_s);
+      entry["comes_s"] = comes_s;
+      if (presence.goes_s == 0) continue;
+      gone_s = std::max(presence.goes_s - beginning_s, comes_s);
+      entry["goes_s"] = gone_s;
     }
   }
   ordered_json history = {

@@ -37,7 +37,8 @@ class Record {
   // JSON; without jobs whose rows are not checked yet, those that ended before their first step,
   // and those of base models that are there no more.
   std::string ToText() const;
-  std::size_t jobs() const;  // that ToText has
+  std::size_t jobs() const;                                 // that ToText has
+  bool has_workers() const { return !presences_.empty(); }  // some have been there
   // What somebody who names the label may not expect, each a sentence.
   std::vector<std::string> ShareNotes() const;
 

@@ -98,6 +98,14 @@ absl::Status RecordCluster(Session& session, const RecordingOptions& options) {
       continue;
     }
     lost = false;
+    if (first && !record.has_workers()) {
+      if (options.once) {
+        return Error("NO_WORKERS",
+                     "no worker has connected yet, and `lorad-plan` replays nothing without one: "
+                     "record again once one has, or leave --once out, which waits for it");
+      }
+      std::cerr << "lora: no worker has connected yet; `lorad-plan` takes the file once one has\n";
+    }
     if (first) {
       for (const std::string& note : record.ShareNotes()) std::cerr << "lora: " << note << "\n";
     }

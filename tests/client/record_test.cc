@@ -325,6 +325,37 @@ TEST_CASE("Jobs are taken as far as they came") {
   CHECK(read.history.jobs[3].content.longest_sequence == 512);  // an older release did not say
 }
 
+TEST_CASE("A clock that is set back makes no moment come before another") {
+  Record record("");
+  record.Take(Model());
+  record.Take(Cluster());
+  record.Take(Workers({Connected("early", 5), Connected("w", 500)}), kStart + 600);
+  Job job = Ended(Created("job-a", 400), Job::SUCCEEDED, 100);
+  job.mutable_start_time()->set_seconds(kStart - 3000);
+  job.mutable_end_time()->set_seconds(kStart - 2000);
+  record.Take(job);
+  Job again = Ended(Created("job-b", -3500), Job::SUCCEEDED, 100);
+  again.mutable_end_time()->set_seconds(kStart - 3495);  // before it started, by another step back
+  record.Take(again);
+  Worker lost = Connected("w", 500);
+  lost.set_state(Worker::LOST);
+  record.Take(Workers({Connected("early", 5), lost}), kStart - 2000);
+  record.Take(Workers({Connected("early", 5), Connected("w", -1000)}), kStart - 900);
+  const planner::History history = Read(record).history;
+  REQUIRE(history.jobs.size() == 2);
+  for (const planner::HistoryJob& one : history.jobs) {
+    CHECK(one.comes_s >= 0);
+    CHECK(one.started_s >= one.comes_s);
+    CHECK(one.ended_s >= one.started_s);
+  }
+  REQUIRE(history.workers.size() == 3);
+  CHECK(history.workers[0].comes_s == 0);
+  CHECK(history.workers[1].comes_s == 4000);
+  CHECK(history.workers[1].goes_s == 4000);
+  CHECK(history.workers[2].comes_s == 4000);
+  CHECK(history.workers[2].goes_s == planner::kNever);
+}
+
 TEST_CASE("Workers come, go, come back, and are drained") {
   Record record("");
   record.Take(Model());

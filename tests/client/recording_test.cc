@@ -78,8 +78,10 @@ struct SharesByUser final : v1::Cluster::Service {
     response->mutable_policy()->set_share_label("user");
     return grpc::Status::OK;
   }
+  bool has_workers = true;
   grpc::Status ListWorkers(GrpcContext*, const v1::ListWorkersRequest*,
-                           v1::ListWorkersResponse*) override {
+                           v1::ListWorkersResponse* response) override {
+    if (has_workers) response->add_workers()->set_name("w");
     return grpc::Status::OK;
   }
 };
@@ -124,6 +126,13 @@ TEST_CASE_METHOD(Fixture, "a label to share by is judged by the daemon") {
   CHECK(refused.error ==
         "error: INVALID_FIELDS: --share-label 'Team' is no key of a label: give 1 to 63 lower-case "
         "letters, digits, '.', '_', '/' and '-'\n");
+}
+
+TEST_CASE_METHOD(Fixture, "a cluster that has had no worker yet is not recorded at once") {
+  cluster.has_workers = false;
+  const Ran ran = Record();
+  CHECK(ran.reason == "NO_WORKERS");
+  CHECK_FALSE(std::filesystem::exists(file));
 }
 
 // Without a file the command is another one, which shows the cluster.

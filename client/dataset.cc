@@ -144,8 +144,8 @@ void PrintRow(const lorad::v1::EncodedRow& row, const Session& session) {
     std::cout << ToJson(row) << "\n";
     return;
   }
-  int trained = 0;  // the first one never is: nothing foretells it
-  for (int i = 1; i < row.labels_size(); ++i) trained += row.labels(i) != -100 ? 1 : 0;
+  int trained = 0;
+  for (const int label : row.labels()) trained += label != -100 ? 1 : 0;
   std::cout << "row " << row.row() << (row.sequence() > 0 ? absl::StrCat(".", row.sequence()) : "")
             << ": " << row.input_ids_size() << " tokens, " << trained << " trained\n"
             << row.text() << "\n";

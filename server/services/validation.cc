@@ -50,6 +50,8 @@ v1::ValidateDatasetResponse RowMessage(int64_t row, const storage::EncodedRow& e
   message.set_text(Quotable(encoded.text, kTextBytesMax));
   message.mutable_input_ids()->Add(encoded.ids.begin(), encoded.ids.end());
   message.mutable_labels()->Add(encoded.labels.begin(), encoded.labels.end());
+  // Nothing foretells the first token, whatever the row says of it.
+  if (!encoded.labels.empty()) message.set_labels(0, storage::kNotTrained);
   return response;
 }
 

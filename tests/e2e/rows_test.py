@@ -113,6 +113,8 @@ def test_all_tokens():
         assert report["trained_tokens"] == report["tokens"] - 2, report  # all but the first of each
         printed = house.lora("dataset", "validate", rows, "--model", "tiny", "--train-on", "ALL", "--print-rows", "0:2").out
         assert sum(map(int, re.findall(r"tokens, (\d+) trained", printed))) == report["trained_tokens"], printed
+        for row in house.objects("dataset", "validate", rows, "--model", "tiny", "--train-on", "ALL", "--print-rows", "0:2")[:-1]:
+            assert row["labels"] == [-100, *row["input_ids"][1:]], row
         for wrong in ("2:1", "x", "1"):
             assert house.run("dataset", "validate", rows, "--model", "tiny", "--print-rows", wrong).status == 2, wrong
         refused = house.run("dataset", "validate", rows, "--model", "tiny")

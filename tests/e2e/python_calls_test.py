@@ -176,6 +176,7 @@ def test_an_argument_that_is_none_is_named():
         for said, arguments in (("dataset must be", ("m", None, "(.)")), ("exact_match must be", ("m", "rows", None)),
                                 ("source must be", (None, "rows", "(.)"))):
             assert said in str(python_package.error_of(TypeError, client.evaluate, *arguments)), arguments
+        assert "dataset: is empty" in str(python_package.error_of(lorad.InvalidError, client.evaluate, "m", "", "(.)"))
         assert "limit must be" in str(python_package.error_of(TypeError, client.evaluate, "m", "rows", "(.)", limit="3"))
         assert "Generate" not in daemon.asked, daemon.asked
 

@@ -424,6 +424,7 @@ def test_rows_that_are_wrong():
     assert "'train'" in violations_of(lines_of, {"train": ROWS})["data"]
     assert "no file" in violations_of(lines_of, folder / "gone.jsonl")["data"]
     assert "int" in violations_of(lines_of, 3)["data"]
+    assert "is empty" in violations_of(lines_of, "")["data"]
     series = types.SimpleNamespace(iloc=None, to_dict=dict)  # of pandas, whose texts are no rows
     assert "got SimpleNamespace" in violations_of(lines_of, series)["data"]
 

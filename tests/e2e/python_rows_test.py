@@ -6,7 +6,10 @@ usage: python_rows_test.py [TEST...]
 
 import bz2
 import contextlib
+import csv
+import io
 import itertools
+import random
 import threading
 
 import python_package
@@ -16,7 +19,7 @@ from house import House, main
 python_package.load()
 
 import lorad  # noqa: E402
-from lorad import rows  # noqa: E402
+from lorad import csv_rows, rows  # noqa: E402
 
 GOOD = [{"prompt": "a", "completion": "b"}]
 SMALL = {"batch_size": 2, "max_length": 64, "max_steps": 1}
@@ -92,6 +95,20 @@ def test_files_have_one_verdict():
                 assert violation.field.startswith(str(path)), violation
 
 
+def test_random_tables_are_what_the_csv_module_makes_of_them():
+    seed = random.randrange(10**9)
+    source, taken = random.Random(seed), 0
+    for _ in range(20_000):
+        text = "".join(source.choice('a",\r\n"b') for _ in range(source.randrange(12)))
+        try:
+            ours = [fields for _, fields in csv_rows.read(io.BytesIO(text.encode()), ",")]
+        except csv_rows.Wrong:  # which refuses more
+            continue
+        assert ours == [fields for fields in csv.reader(io.StringIO(text, newline=""), strict=True) if fields], (seed, text)
+        taken += 1
+    assert taken > 1000, taken
+
+
 def test_the_daemons_errors_name_the_row():
     tokens = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 10**6], "labels": [1, 2]}]
     with house_with_model() as (house, client):
@@ -145,4 +162,4 @@ def test_a_check_leaves_nothing():
 
 
 if __name__ == "__main__":
-    main([test_files_have_one_verdict, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])
+    main([test_files_have_one_verdict, test_random_tables_are_what_the_csv_module_makes_of_them, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])

@@ -327,8 +327,8 @@ class Client:
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
         if not isinstance(exact_match, str):
             raise wrong_type("exact_match", "a regular expression as a text", exact_match)
-        if not isinstance(dataset, (str, datasets_pb2.Dataset)):
-            raise wrong_type("dataset", "a dataset or its name", dataset)
+        if not isinstance(dataset, datasets_pb2.Dataset):
+            check_name("dataset", dataset, "a dataset or its name")
         if limit is not None:
             check_whole("limit", limit)
         if limit is not None and limit < 1:

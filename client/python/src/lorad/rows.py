@@ -121,6 +121,8 @@ def _pieces(data: Any, columns: Columns | None, argument: str) -> Iterator[tuple
         isinstance(text, str) for pair in columns.items() for text in pair)
     if not named:
         raise wrong("columns", f"must be a mapping of the names in the rows to those in the data, got {columns!r}")
+    if isinstance(data, str) and not data:
+        raise wrong(argument, "is empty: give rows, a file's path, or a dataset's name")
     if isinstance(data, (str, os.PathLike)):
         yield from _file_pieces(pathlib.Path(data), columns, argument)
         return

@@ -34,10 +34,10 @@ absl::Status NothingTrained(const JobState& job) {
   const int64_t lost = job.record.furthest_step();
   return WrongState(
       job, "NOTHING_TRAINED",
-      lost == 0 ? "no step of it is trained, so there is nothing to keep; cancel it (CancelJob)"
+      lost == 0 ? "no step of it is trained, so there is nothing to keep; cancel it"
                 : absl::StrCat("it is to train again from step 0, for the ", lost,
                                " steps that it had done were lost before one was saved, so there "
-                               "is nothing to keep; let it train, or cancel it (CancelJob)"));
+                               "is nothing to keep; let it train, or cancel it"));
 }
 
 }  // namespace

@@ -146,8 +146,10 @@ const Placement* NeedsOf(Round& round, size_t job_class) {
   if (is_new) {
     const Footprint job = round.sizes.of(job_class);
     const std::vector<WorkerView>& all = round.view.workers;
+    // What fitted one before it failed there is for another one, not for several.
     const auto fits = [&](const WorkerView& worker) {
-      return round.sizes.FitsAlone(job_class, round.KindOf(worker));
+      const size_t kind = round.KindOf(worker);
+      return round.sizes.FitsAlone(job_class, kind) || round.sizes.Avoids(job_class, kind);
     };
     const bool fits_one = std::ranges::any_of(
         all, [&](const WorkerView& worker) { return !worker.doubtful && fits(worker); });

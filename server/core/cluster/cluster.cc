@@ -324,7 +324,7 @@ bool Cluster::AnotherHolds(const planner::QueuedJob& job,
                            const std::vector<std::string>& than) const {
   return std::ranges::any_of(workers_, [&](const auto& entry) {
     const auto& [name, worker] = entry;
-    return worker.connection != 0 && !worker.drained &&
+    return (worker.connection != 0 || IsAwaited(worker)) && !worker.drained &&
            std::ranges::find(than, name) == than.end() &&
            planner::FitsAlone(job, DeviceOf(worker.hello), worker.hello.memory_bytes(),
                               TokensOf(worker));

@@ -142,7 +142,8 @@ class Cluster {
   std::vector<planner::WorkerView> Views() const;
   // The same on that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
-  // Whether a worker that is connected, not drained and none of `than` holds the job alone.
+  // Whether a worker that is connected or awaited, not drained and none of `than` holds the job
+  // alone.
   bool AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than) const;
 
   // ---- how fast they are (speeds.cc) ----

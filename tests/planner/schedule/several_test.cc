@@ -38,6 +38,33 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   CHECK(First(Of({Node("u"), Node("v")}, {}, {registered})) == "form u base=small 1024/100: a");
 }
 
+TEST_CASE("A job fits no worker that it avoids, and others do as they would") {
+  QueuedJob a = Narrow("a", 100), b = Narrow("b", 101);
+  a.avoids = {"u"};
+  CHECK(First(Of({Node("u"), Node("v")}, {}, {a})) == "form v base=small 1024/100: a");
+  CHECK(First(Of({Node("u"), Busy(Node("v"))}, {On("g", {"v"}, {Narrow("x")}, Narrow("x"))},
+                 {a})) == "admit g: a");
+  // It waits rather than go there, or onto several; and keeps nobody from it who is behind.
+  QueuedJob other = Narrow("o");
+  other.base_model = "other";
+  const auto waits = [&](const std::vector<GroupView>& groups, const WorkerView& u) {
+    const std::string text = Text(Of({u, Busy(Node("v"))}, groups, {a, b}));
+    INFO(text);
+    CHECK(text.find("wait #1: a") != std::string::npos);
+    return text;
+  };
+  const GroupView there = On("h", {"v"}, {other}, other);
+  CHECK(waits({there}, Node("u")).find("replace h -> u base=other 1024/100: o for a") == 0);
+  const GroupView own = On("g", {"u"}, {Narrow("x")}, Narrow("x"));
+  CHECK(waits({own, there}, Busy(Node("u"))).find("admit g: b") != std::string::npos);
+  CHECK(Text(Of({Node("u"), Node("w")}, {}, {[&] {
+                  QueuedJob both = a;
+                  both.avoids = {"u", "w"};
+                  return both;
+                }()}))
+            .find("form") == std::string::npos);
+}
+
 // How many groups are formed until one is joined, where none that has `bad` as a stage but the last
 // can be.
 int AttemptsUntilJoined(std::vector<WorkerView> workers, const std::string& bad) {

@@ -256,6 +256,19 @@ TEST_CASE("a worker that is lost with everybody fails no job that another could 
   house.EndsElsewhere();
 }
 
+TEST_CASE("nor while the other one is awaited") {
+  OneSound house;
+  house.world->worker(house.number).mischief().broken = true;
+  house.job = house.world->Submit(LongJob());
+  house.world->RunUntil([&] { return house.WaitsForAnother(); });
+  house.world->worker(1 - house.number).Kill(false);
+  house.world->Sleep(5 * kSecond);
+  CHECK(house.world->StateOf(house.job) == Job::QUEUED);
+  house.world->worker(1 - house.number).Start();
+  house.world->RunUntilState(house.job, Job::SUCCEEDED);
+  house.world->CheckInvariants();
+}
+
 TEST_CASE("where no other worker holds it, a job is tried where it failed") {
   const auto world = WorldOf(1);
   const std::string job = world->Submit(LongJob());

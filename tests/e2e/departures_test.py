@@ -147,7 +147,7 @@ def test_updated():
         assert changed["priority"] == 5 and changed["labels"] == {"user": "ann"}, changed
         fails(house, "ETAG_MISMATCH", "update", second, "--label", "a=b", "--etag", "0")
         assert house.object("update", second, "--priority", "6", "--etag", changed["etag"])["priority"] == 6
-        fails(house, "INVALID_FIELDS", "update", second, "--priority", "101")
+        fails(house, "USAGE", "update", second, "--priority", "101", status=2)
         fails(house, "JOB_NOT_FOUND", "update", "job-nobody", "--label", "a=b")
         fails(house, "USAGE", "update", second, status=2)
         fails(house, "USAGE", "update", second, "--label", "nothing", status=2)

@@ -252,9 +252,9 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& 
     job->record.set_alone(AloneAfterLoss(losses, suspects));
     const std::string what = WhatIsLost(*job, gone.name, why);
     // A worker that loses everybody is no job's doing: another one has the say, where there is one.
-    const bool only_here =
-        gone.stages.size() == 1 && job->failed_on.size() == 1 &&
-        cluster_.AnotherHolds(Alone(job->job(), job->record.longest_tokens()), job->Avoided());
+    const bool only_here = gone.stages.size() == 1 && job->failed_on.size() == 1 &&
+                           cluster_.AnotherHolds(Alone(job->job(), job->record.longest_tokens()),
+                                                 {gone.first().worker});
     const bool to_blame =
         !only_here && IsToBlame(losses, job->record.losses_redone(), job->record.losses_alone(),
                                 options_.losses_without_progress_max, std::ssize(gone.members));

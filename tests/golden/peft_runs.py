@@ -71,31 +71,32 @@ def make_rows(seed, vocabulary):
     return rows
 
 
-def rate_of(step):
-    """The cosine of transformers' get_cosine_schedule_with_warmup."""
-    warmup, steps, rate = HYPER["warmup_steps"], HYPER["steps"], HYPER["learning_rate"]
+def rate_of(step, hyper):
+    """transformers' schedules with warm-up."""
+    warmup, steps, rate = hyper["warmup_steps"], hyper["steps"], hyper["learning_rate"]
     if step < warmup:
         return rate * step / warmup
-    return rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (steps - warmup))))
+    done = (step - warmup) / (steps - warmup)
+    return rate * {"constant": 1.0, "linear": 1.0 - done, "cosine": max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))}[hyper["schedule"].lower()]
 
 
-def make_optimizer(model, ratio):
+def make_optimizer(model, hyper, ratio):
     """PEFT's for LoRA+ where a ratio is given, which has groups of their own for A and B; rates are relative."""
-    options = {"lr": 1.0, "betas": (HYPER["beta1"], HYPER["beta2"]), "eps": HYPER["eps"], "weight_decay": HYPER["weight_decay"]}
+    options = {"lr": 1.0, "betas": (hyper["beta1"], hyper["beta2"]), "eps": hyper["eps"], "weight_decay": hyper["weight_decay"]}
     if ratio == 1:
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **options)
     decay = options.pop("weight_decay")
     return create_loraplus_optimizer(model, torch.optim.AdamW, loraplus_lr_ratio=ratio, loraplus_weight_decay=decay, **options)
 
 
-def train(model, rows, ratio):
+def train(model, rows, hyper, ratio=1.0):
     """Losses, norms and rates of every step. Each row by itself: its neighbours' padding must not choose its rope."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = make_optimizer(model, ratio)
+    optimizer = make_optimizer(model, hyper, ratio)
     relative = [group["lr"] for group in optimizer.param_groups]
     losses, norms, rates = [], [], []
-    size = HYPER["batch_size"]
-    for step in range(HYPER["steps"]):
+    size = hyper["batch_size"]
+    for step in range(hyper["steps"]):
         batch = rows[step * size:(step + 1) * size]
         trained = sum(sum(label != -100 for label in row["labels"][1:]) for row in batch)
         total = 0.0
@@ -106,8 +107,8 @@ def train(model, rows, ratio):
             loss.backward()
             total += loss.item()
         losses.append(total)
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, HYPER["max_grad_norm"]).item())
-        rates.append(rate_of(step))
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, hyper["max_grad_norm"] or math.inf).item())
+        rates.append(rate_of(step, hyper))
         for group, rate in zip(optimizer.param_groups, relative):
             group["lr"] = rates[-1] * rate
         optimizer.step()
@@ -142,7 +143,7 @@ def make_run(folder, run, seed):
     (to / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model.train()
     ratio = RATIOS.get(run, 1.0)
-    expected = {"hyper": HYPER | {"loraplus_lr_ratio": ratio}} | train(model, rows, ratio)
+    expected = {"hyper": HYPER | {"loraplus_lr_ratio": ratio}} | train(model, rows, HYPER, ratio)
     if run in PATTERNS:
         expected["peft"] = PATTERNS[run]
     (to / "expected.json").write_text(json.dumps(expected, indent=1))
@@ -176,4 +177,5 @@ def main():
                 make_run(folder, run, 100 + seed)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,10 @@
 """PEFT on torch on a GPU, for training.py beside it: one setting from the command line -> one line of JSON.
 
 SETTING (JSON): {"model": DIR with config.json, "adapters": N, "sequences": per adapter and step, "length": tokens, "rank",
-"dropout", "steps", "tokens": of a microbatch}. bf16 weights from torch's own initialization, float32 adapters (PEFT's default), all seven targets,
-every token trained, clipping, fused AdamW, torch's scaled-dot-product attention. Several adapters train one after the
-other on one copy of the base model, as PEFT has it. Memory is measured on steps of one adapter with as many tokens in
-flight as lorad has; null where the device is too small for them.
+"dropout", "checkpointing": of gradients, "steps", "tokens": of a microbatch}. bf16 weights from torch's own initialization,
+float32 adapters (PEFT's default), all seven targets, every token trained, clipping, fused AdamW, torch's scaled-dot-product
+attention. Several adapters train one after the other on one copy of the base model, as PEFT has it. Memory is measured on
+steps of one adapter with as many tokens in flight as lorad has; null where the device is too small for them.
 """
 
 import json
@@ -25,6 +25,8 @@ def make_model(setting):
     with torch.device("cuda"):
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     base.config.use_cache = False
+    if setting["checkpointing"]:
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     rank = setting["rank"]
     targets = FUSED if config.model_type == "phi3" else SEPARATE
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=setting["dropout"], target_modules=targets, task_type="CAUSAL_LM")

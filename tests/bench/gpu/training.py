@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 
 from house import BINARIES, House, tell  # noqa: E402
 from pace import Pace  # noqa: E402
+from step_flops import flops_per_token  # noqa: E402
 
 WARM_UP_STEPS = 5
 POLL_SECONDS = 0.02
@@ -45,6 +46,7 @@ FEATURES = {
     "gemma3-4x1024": dict(model="gemma-3-12b", adapters=4, sequences=1, length=1024),
     "mistral-1x8192": dict(model="mistral-7b", adapters=1, sequences=1, length=8192),
     "mistral-without-window-1x8192": dict(model="mistral-7b-without-window", adapters=1, sequences=1, length=8192),
+    "qwen3-yarn-1x32768": dict(model="qwen3-8b-yarn", adapters=1, sequences=1, length=32768, bar=8000, checkpointing=True),
 }
 SEPARATE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
@@ -156,12 +158,12 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
     model = house.folder / "model"
     layers = ["--layers", str(setting["layers"])] if setting.get("layers") else []
     subprocess.run([ROOT / "tools/make-model", setting["model"], model, *layers], check=True, stdout=subprocess.DEVNULL)
-    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    config = json.loads((model / "config.json").read_text())
     with house:
         house.wait_for_worker(stages)
         before = used_bytes()
         house.lora("model", "add", "model", "--path", model, *(["--stages", stages] if stages > 1 else []))
-        estimated, names = submit(house, setting, vocabulary, steps)
+        estimated, names = submit(house, setting, config["vocab_size"], steps)
         speed, peak, group, trace = measure(house, names, steps)
         chrome_trace = (house.folder / "trace.json").read_text()
         devices = {worker["name"]: int(worker["device"].split(":")[1]) for worker in house.objects("worker", "ls")}
@@ -171,14 +173,15 @@ def run_lorad(setting, steps, stages=1, transport="auto"):
     house.clear()
     seats = [devices[worker] for worker in group["workers"]]
     return {"tokens_per_second": speed, "peak_bytes": [peak[device] - before[device] for device in seats],
-            "adapters_per_microbatch": packed, "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed, "log": log, "group": group, "trace": trace,
+            "adapters_per_microbatch": packed, "estimated_bytes": estimated, "step_ms": 1000 * setting["tokens"] / speed,
+            "tflops": speed * flops_per_token(config, setting["length"] or 400) / 1e12, "log": log, "group": group, "trace": trace,
             "chrome_trace": chrome_trace}
 
 
 def run_peft(setting, steps):
     folder = pathlib.Path("/tmp") / f"shape-{setting['model']}"
     subprocess.run([ROOT / "tools/make-model", setting["model"], folder], check=True, stdout=subprocess.DEVNULL)
-    request = {k: setting[k] for k in ("adapters", "sequences", "rank", "dropout")}
+    request = {k: setting[k] for k in ("adapters", "sequences", "rank", "dropout", "checkpointing")}
     request |= {"model": str(folder), "length": setting["length"] or 400, "steps": steps, "tokens": setting["microbatch"]}
     done = subprocess.run([sys.executable, pathlib.Path(__file__).with_name("peft_training.py"), json.dumps(request)],
                           capture_output=True, text=True)
@@ -188,7 +191,7 @@ def run_peft(setting, steps):
 
 
 def complete(setting):
-    setting = {"rank": 16, "dropout": 0.0} | setting
+    setting = {"rank": 16, "dropout": 0.0, "checkpointing": False} | setting
     length = setting["length"] or 400
     setting["tokens"] = setting["adapters"] * setting["sequences"] * length
     return {"microbatch": setting["tokens"]} | setting
@@ -219,8 +222,8 @@ def main():
             ours.pop(large)
         results[name] = {"lorad": ours, "peft": peft, "bar": setting.get("bar")}
         bar = f" (bar {setting['bar']:,})" if "bar" in setting else ""
-        tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['adapters_per_microbatch']:.2f} "
-             f"adapters a microbatch, {ours['peak_bytes'][0] / 2**30:.3f} GiB used, {ours['estimated_bytes'][0] / 2**30:.3f} GiB estimated")
+        tell(f"{name}: {ours['tokens_per_second']:,.0f} tokens/s{bar}, {ours['tflops']:.0f} TFLOP/s, "
+             f"{ours['adapters_per_microbatch']:.2f} adapters a microbatch, {ours['peak_bytes'][0] / 2**30:.3f} GiB used, {ours['estimated_bytes'][0] / 2**30:.3f} GiB estimated")
         if options.trace:
             print_trace(options.trace, name)
         if peft:

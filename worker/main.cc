@@ -20,6 +20,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "logging/log.h"
 #include "spdlog/spdlog.h"
@@ -89,7 +90,7 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   app.add_option(
       "--name", flags->name,
       "Name of this worker, unique in the cluster (default: that of its certificate, or host and "
-      "process)");
+      "device)");
   app.add_option("--threads", flags->device.threads,
                  "Threads for arithmetic on the CPU (default: all cores)")
       ->check(CLI::Range(0, kThreadsMax));
@@ -194,9 +195,11 @@ class SignalPipe {
   int ends_[2] = {-1, -1};
 };
 
-std::string DefaultName() {
-  const std::string host = HostName().substr(0, 47);
-  return absl::StrCat(host.empty() ? "worker" : host, "-", getpid());
+// The same for the process that takes this one's place, so that what was held against one counts.
+std::string DefaultName(const std::string& device) {
+  const std::string host = HostName().substr(0, 40);
+  return ClaimName(
+      absl::StrCat(host.empty() ? "worker" : host, "-", absl::StrReplaceAll(device, {{":", ""}})));
 }
 
 v1::Hello MakeHello(const Flags& flags, const OpenDevice& device, const std::string& numerics_id) {
@@ -356,7 +359,8 @@ int Run(Flags flags, const char* own_name) {
     spdlog::error("{}", TextOf(transport.status()));
     return 1;
   }
-  if (flags.name.empty()) flags.name = *credentials ? (*credentials)->worker() : DefaultName();
+  if (flags.name.empty())
+    flags.name = *credentials ? (*credentials)->worker() : DefaultName(flags.device.name);
 
   const std::string numerics_id = NumericsId(*backend);
   spdlog::info("worker {}: {}, numerics {} ({})", flags.name, device->description, numerics_id,

@@ -1,4 +1,6 @@
 // lorad-worker as a process: flags, signals, its parent's end.
+#include "worker/host/process.h"
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/worker/fake_coordinator.h"
 #include "tests/worker/harness.h"
 #include "tests/worker/rows.h"
@@ -54,6 +57,30 @@ void AwaitSignalHandler(pid_t pid) {
     std::this_thread::sleep_for(10ms);
   }
   FAIL("SIGTERM is not caught");
+}
+
+TEST_CASE("a name is claimed by one process at a time, and free again when that has ended") {
+  const std::string name = absl::StrCat("claimed-", getpid());
+  int ready[2], done[2];
+  REQUIRE(pipe(ready) == 0);
+  REQUIRE(pipe(done) == 0);
+  const pid_t pid = fork();
+  REQUIRE(pid >= 0);
+  char byte = 0;
+  if (pid == 0) {
+    byte = ClaimName(name) == name ? 1 : 0;
+    (void)!write(ready[1], &byte, 1);
+    (void)!read(done[0], &byte, 1);
+    _exit(0);
+  }
+  REQUIRE(read(ready[0], &byte, 1) == 1);
+  CHECK(byte == 1);
+  CHECK(ClaimName(name) == name + "-2");
+  CHECK(ClaimName(name) == name + "-3");
+  kill(pid, SIGKILL);
+  ExitStatus(pid);
+  CHECK(ClaimName(name) == name);
+  CHECK(ClaimName(name) == name + "-4");
 }
 
 TEST_CASE("says hello and ends at SIGTERM with status 0") {

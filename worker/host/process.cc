@@ -3,9 +3,13 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cassert>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -46,6 +50,24 @@ int64_t PeakResidentBytes() { return KilobytesOf("/proc/self/status", "VmHWM:");
 std::string HostName() {
   char name[HOST_NAME_MAX + 1] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+std::string ClaimName(const std::string& name) {
+  for (int number = 1;; ++number) {
+    const std::string tried = number == 1 ? name : absl::StrCat(name, "-", number);
+    // A socket without a file: its name is free again when the process has ended, however it did.
+    const std::string path = absl::StrCat(std::string(1, '\0'), "lorad-worker/", tried);
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    assert(path.size() <= sizeof(address.sun_path));
+    path.copy(address.sun_path, path.size());
+    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size());
+    const int held = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (held >= 0 && bind(held, reinterpret_cast<sockaddr*>(&address), bytes) == 0) return tried;
+    const bool is_taken = held >= 0 && errno == EADDRINUSE;
+    if (held >= 0) close(held);
+    if (!is_taken) return absl::StrCat(name, "-", getpid());
+  }
 }
 
 // "model name\t: AMD EPYC 9B14"

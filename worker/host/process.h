@@ -16,6 +16,10 @@ int64_t PeakResidentBytes();
 // The name of this machine; empty where it has none.
 std::string HostName();
 
+// `name`, or the first of name-2, name-3, .. that no other living process of this machine holds: it
+// is this process's until it ends.
+std::string ClaimName(const std::string& name);
+
 // What its processors call themselves ("AMD EPYC 9B14"); empty where they do not say.
 std::string ProcessorName();
 

@@ -260,6 +260,7 @@ void Core::State::OnWritten(const CheckpointWritten& written) {
       if (auto member = group->members.find(commit.job); member != group->members.end()) {
         auto& saves = member->second.saves;
         saves.erase(saves.begin(), saves.upper_bound(commit.step));
+        member->second.saves_us = turn_.now_us();
       }
     }
     if (job->commits == 0) ForgetLosses(job->record);

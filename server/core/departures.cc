@@ -2,6 +2,7 @@
 // or from a worker that is drained. Each is saved at its last step before its slot is freed, so it
 // goes on with the same bits.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/events/store_kinds.h"
@@ -46,7 +47,7 @@ void Core::State::Depart(JobState& job, const std::string& why, bool resumes) {
   GroupState& group = *GroupOf(job);
   Member& member = group.members.at(job.name());
   if (member.not_finite) return;  // it leaves without its last step
-  member.departing = true;
+  if (!std::exchange(member.departing, true)) member.departs_us = turn_.now_us();
   member.resumes = resumes;
   member.why_departs = why;
 }

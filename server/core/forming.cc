@@ -371,6 +371,7 @@ void Core::State::OnReturned(GroupState& group, StageState& stage) {
   group.adopted++;
   group.formed_us = group.heard_us = turn_.now_us();
   group.proven = true;
+  for (auto& [name, member] : group.members) member.saves_us = turn_.now_us();
   turn_.Info(absl::StrCat(group.name, ": adopted: all of its workers are back"));
   for (const auto& [name, member] : group.members) {
     JobState* job = jobs_.Find(name);

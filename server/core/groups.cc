@@ -244,7 +244,7 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& 
     job->record.set_losses_without_progress(losses);
     if (!IsAtNew(*job, gone)) job->record.set_losses_redone(job->record.losses_redone() + 1);
     suspects += IsSuspect(losses) ? 1 : 0;
-    if (gone.stages.size() == 1) ++job->failed_on[gone.first().worker];
+    if (gone.stages.size() == 1) jobs_.HoldAgainst(*job, gone.first().worker, 1);
   }
   for (JobState* job : lost) {
     const int losses = job->record.losses_without_progress();
@@ -254,7 +254,7 @@ void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& 
     // A worker that loses everybody is no job's doing: another one has the say, where there is one.
     const bool only_here = gone.stages.size() == 1 && job->failed_on.size() == 1 &&
                            cluster_.AnotherHolds(Alone(job->job(), job->record.longest_tokens()),
-                                                 {gone.first().worker});
+                                                 {gone.first().worker}, Cluster::When::kSoon);
     const bool to_blame =
         !only_here && IsToBlame(losses, job->record.losses_redone(), job->record.losses_alone(),
                                 options_.losses_without_progress_max, std::ssize(gone.members));

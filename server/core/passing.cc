@@ -75,7 +75,7 @@ void Core::State::TakeTooLarge(JobState& job, const GroupState& group, const std
   const auto jobs = static_cast<int32_t>(group.members.size());
   job.record.set_company_max(HalfOf(job.record.company_max(), jobs));
   job.record.set_alone(jobs == 1);
-  if (jobs == 1) job.failed_on[worker] += JobState::kAvoidedFrom;
+  if (jobs == 1) jobs_.HoldAgainst(job, worker, JobState::kAvoidedFrom);
   Postpone(job, kMemory, message);
   if (jobs > 1) return;
   std::set<std::string>& workers = job.passing->too_large;
@@ -144,11 +144,11 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
   if (!group.members.contains(report.job()) || !job || !IsPlaced(job->state())) return;
   Member& member = group.members.at(report.job());
   if (AsksAnother(*job, group, report)) {
+    Depart(*job,
+           absl::StrCat(GroupTable::WorkersText(group), " says that the ", report.what(),
+                        " of step ", report.step(), " is not finite: another worker is asked"),
+           true);
     member.not_finite = true;
-    member.departing = member.resumes = true;
-    member.why_departs =
-        absl::StrCat(GroupTable::WorkersText(group), " says that the ", report.what(), " of step ",
-                     report.step(), " is not finite: another worker is asked");
     turn_.Warn(absl::StrCat("job '", job->name(), "': ", member.why_departs));
     return;
   }
@@ -174,8 +174,9 @@ bool Core::State::AsksAnother(JobState& job, const GroupState& group,
   words.evaluates = report.what() == kValidationLoss;
   if (agree) return false;
   if (group.stages.size() > 1) return words.times < kWordsThatDo;
-  job.failed_on[group.first().worker] += JobState::kAvoidedFrom;
-  return cluster_.AnotherHolds(Alone(job.job(), job.record.longest_tokens()), job.Avoided());
+  jobs_.HoldAgainst(job, group.first().worker, JobState::kAvoidedFrom);
+  return cluster_.AnotherHolds(Alone(job.job(), job.record.longest_tokens()), job.Avoided(),
+                               Cluster::When::kSoon);
 }
 
 void Core::State::Refute(JobState& job, const GroupState& group, int64_t step, bool evaluates) {

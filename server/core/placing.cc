@@ -30,6 +30,10 @@ double StepSquaredLengths(const v1::Job& job) {
              : 0;
 }
 
+// For so long a group without jobs is kept for one that is to come into it: its save may take long,
+// or never get through.
+constexpr int64_t kAwaitedUs = 10'000'000;
+
 // One that has none, or only answers, makes way at once: nobody waits for the end of its work.
 bool HasJobs(const GroupState& group) {
   return !std::ranges::all_of(
@@ -77,8 +81,10 @@ planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& mo
   queued.to = job.goes_to;
   queued.trained_on = job.trained_on;
   std::vector<std::string> avoided = job.Avoided();
-  if (!avoided.empty() && cluster_.AnotherHolds(queued, avoided))
+  const Cluster::When when = job.AwaitsAnotherWord() ? Cluster::When::kSoon : Cluster::When::kNow;
+  if (!avoided.empty() && cluster_.AnotherHolds(queued, avoided, when)) {
     queued.avoids = std::move(avoided);
+  }
   return queued;
 }
 
@@ -243,6 +249,8 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
 void Core::State::AddComing(const JobState& job, planner::ClusterView* view) const {
   const auto to = std::ranges::find(view->groups, job.moves_to, &planner::GroupView::name);
   if (to == view->groups.end()) return;  // it is gone meanwhile
+  const int64_t departs_us = groups_.Find(job.job().group())->members.at(job.name()).departs_us;
+  if (to->jobs.empty() && turn_.now_us() - departs_us > kAwaitedUs) return;
   to->jobs.push_back(job.name());
   to->adapters.push_back(ShapeOfAdapter(job.job().adapter()));
   planner::RunningJob& running = to->running.emplace_back(RunningOf(job));
@@ -268,18 +276,18 @@ void Core::State::Schedule() {
 std::string Core::State::WhyWait(const planner::Decision& decision, const std::string& name) {
   std::string why = absl::StrCat(decision.why, WhoIsInTurn());
   const JobState* job = jobs_.Find(name);
+  std::vector<std::string> avoids;
   if (job && !job->failed_on.empty()) {
-    const std::vector<std::string> avoids =
-        Queued(*job, catalog_.Model(job->job().base_model())).avoids;
-    if (!avoids.empty()) {
-      absl::StrAppend(&why, "; another worker is to try it than '", absl::StrJoin(avoids, "', '"),
-                      "', on which it failed");
-    }
+    avoids = Queued(*job, catalog_.Model(job->job().base_model())).avoids;
+  }
+  if (!avoids.empty()) {
+    absl::StrAppend(&why, "; another worker is to try it than '", absl::StrJoin(avoids, "', '"),
+                    "', on which it failed");
   }
   const std::string rest = cluster_.WhyRest();
   if (rest.empty()) return why;
   // Where none takes jobs, the text of those that rest says all, unless none of these would do.
-  const bool lacks = decision.why.starts_with("needs ");
+  const bool lacks = decision.why.starts_with("needs ") || !avoids.empty();
   const bool any = std::ranges::any_of(cluster_.all(), [&](const auto& entry) {
     return entry.second.connection != 0 && cluster_.TakesJobs(entry.second);
   });

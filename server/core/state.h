@@ -246,6 +246,7 @@ class Core::State {
   void RenewLeases(int64_t late_us);
   // What the group's workers owe, and for how long; empty where that is nothing, or it returns.
   std::optional<Asked> AskedOf(const GroupState& group);
+  std::string WhyStuck(const GroupState& group);  // why it counts as lost though it lives; or empty
   void LoseWorker(WorkerState& worker, const std::string& why, Loss loss);
   void CloseWorker(WorkerState& worker, const std::string& why, Loss loss = Loss::kAnybodys);
   // Closes a worker that said what does not fit, and lets whoever comes by its name rest.
@@ -253,8 +254,7 @@ class Core::State {
   // Never forgotten before its group is gone.
   WorkerState& WorkerOf(const StageState& stage) { return cluster_.At(stage.worker); }
   const WorkerState& WorkerOf(const StageState& stage) const { return cluster_.At(stage.worker); }
-  // Groups of several stages that do nothing, and those that are broken.
-  void LoseStuckGroups();
+  void LoseStuckGroups();  // those of several stages, and those that are broken
   void FinishStop();
 
   // ---- room.cc ----

@@ -270,7 +270,8 @@ void Core::State::SendWindow(GroupState& group, const StageWindows& windows) {
   for (const worker::v1::Operation& operation : windows.stages.front().operations()) {
     if (operation.kind() != worker::v1::Operation::SAVE) continue;
     if (auto member = group.members.find(operation.job()); member != group.members.end()) {
-      member->second.saves.insert(operation.step());
+      const bool is_new = member->second.saves.insert(operation.step()).second;
+      if (is_new) member->second.saves_us = turn_.now_us();
     }
   }
   group.plan_frees.clear();

@@ -20,6 +20,8 @@ constexpr char kMpi[] = "mpi";  // Hello.transport
 constexpr int64_t kWorkerRetryMs = 5000;
 // A stage that has lost another knows it before we know which worker is gone.
 constexpr int64_t kBrokenUs = 2'000'000;
+// Of a parameter in a checkpoint: itself and two moments, float32.
+constexpr int64_t kSavedBytes = 12;
 
 // "it" where it is one, else the workers whose stages are `late`, and of what they `do`.
 std::string Late(const GroupState& group, const std::function<bool(const StageState&)>& late,
@@ -30,6 +32,29 @@ std::string Late(const GroupState& group, const std::function<bool(const StageSt
     if (late(stage)) workers.push_back(stage.worker);
   }
   return absl::StrCat(absl::StrJoin(workers, ", "), " ", workers.size() == 1 ? does : do_all);
+}
+
+// A save that is being written here, or is known not to get through, is waited for, lest what was
+// trained since the last one is lost.
+bool IsHeldUp(const JobState& job) { return job.commits > 0 || job.unwritten_step > 0; }
+
+// Why a group counts as lost that does all else, but for too long has not brought a checkpoint that
+// its job waits for, however often it was told to; empty: it does not.
+std::string WhyUnsaved(const CoreOptions& options, const JobTable& jobs,
+                       const planner::ModelShape& shape, const GroupState& group, int64_t now_us) {
+  for (const auto& [name, member] : group.members) {
+    const JobState* job = jobs.FindWhole(name);
+    if (member.saves.empty() || !job || IsHeldUp(*job)) continue;
+    const bool ends = job->state() == v1::Job::FINALIZING;
+    if (!member.departing && !ends && group.phase != GroupState::Phase::kSaving) continue;
+    const int64_t since_us = member.departing ? member.departs_us : 0;
+    const int64_t bytes = kSavedBytes * planner::AdapterParameters(shape, member.adapter);
+    const Asked asked{PatienceToSave(options, bytes),
+                      absl::StrCat("it does not save job '", name, "' as it was told to")};
+    std::string why = WhyImpatient(asked, now_us - std::max(since_us, member.saves_us));
+    if (!why.empty()) return why;
+  }
+  return "";
 }
 
 }  // namespace
@@ -213,6 +238,13 @@ std::optional<Asked> Core::State::AskedOf(const GroupState& group) {
                                       oldest->number, " of ", group.name)};
 }
 
+std::string Core::State::WhyStuck(const GroupState& group) {
+  std::string why = WhyImpatient(AskedOf(group), turn_.now_us() - group.heard_us);
+  if (!why.empty() || !turn_.room().ok()) return why;
+  return WhyUnsaved(options_, jobs_, *catalog_.Model(group.base_model).shape, group,
+                    turn_.now_us());
+}
+
 void Core::State::OnTimer(const TimerFired& fired) {
   if (fired.timer == kRestEnds) turn_.WantSchedule();
   if (fired.timer == kPostponedEnds) TryPostponed();
@@ -241,7 +273,7 @@ void Core::State::Tick() {
       worker->doubtful_until_us = turn_.now_us() + kDoubtLeases * options_.lease_ms * kMillisecond;
     }
     std::string why;
-    if (group && group->stages.size() == 1) why = WhyImpatient(asked, quiet_us);
+    if (group && group->stages.size() == 1) why = WhyStuck(*group);
     if (turn_.now_us() - worker->heard_us > options_.lease_ms * kMillisecond) {
       why = absl::StrCat("it was silent for ", options_.lease_ms / 1000, " s");
     }
@@ -262,6 +294,7 @@ void Core::State::Tick() {
   }
   for (const std::string& name : idle) Dissolve(*groups_.Find(name), "it had no job for a while");
   cluster_.ForgetLost();
+  jobs_.ForgiveWorkers();
   cluster_.CompareSpeeds();
   cluster_.fits().Put();
   turn_
@@ -276,9 +309,7 @@ void Core::State::LoseStuckGroups() {
     if (group.stages.size() == 1) continue;
     if (group.phase == GroupState::Phase::kBroken) {
       if (turn_.now_us() - group.broken_us > kBrokenUs) EndBroken(group);
-    } else if (const std::string why =
-                   WhyImpatient(AskedOf(group), turn_.now_us() - group.heard_us);
-               !why.empty()) {
+    } else if (const std::string why = WhyStuck(group); !why.empty()) {
       turn_.Warn(absl::StrCat(name, " is lost: ", why));
       LoseGroup(group, why, Loss::kAnybodys);
     }

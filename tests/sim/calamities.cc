@@ -75,10 +75,10 @@ void RepeatsMessages(Stage& stage, const Happening& h) {
   MischiefOf(stage, h).repeats = 1 + Of(h.b, 20);
 }
 
-// Or they are refused, for so many tries that the job has an event that says so.
+// For minutes, or they are refused, for so many tries that the job has an event that says so.
 void LosesUploads(Stage& stage, const Happening& h) {
   Mischief& mischief = MischiefOf(stage, h);
-  mischief.lost_uploads = 1 + Of(h.b, 3);
+  mischief.lost_uploads = 1 + Of(h.b, 6);
   mischief.refused_uploads = Of(h.b / 1000, 12);
 }
 

@@ -11,6 +11,7 @@
 #include "server/core/catalog/stored.h"
 #include "server/core/cluster/report_checks.h"
 #include "server/core/events/store_kinds.h"
+#include "server/core/rules/losses.h"
 #include "server/validation/limits.h"
 #include "sizes/bytes_text.h"
 
@@ -320,12 +321,14 @@ LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::Queued
   return alone;
 }
 
-bool Cluster::AnotherHolds(const planner::QueuedJob& job,
-                           const std::vector<std::string>& than) const {
+bool Cluster::AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than,
+                           When when) const {
   return std::ranges::any_of(workers_, [&](const auto& entry) {
     const auto& [name, worker] = entry;
-    return (worker.connection != 0 || IsAwaited(worker)) && !worker.drained &&
-           std::ranges::find(than, name) == than.end() &&
+    const bool there = worker.connection != 0 || IsAwaited(worker);
+    const bool now = there && !worker.drained;
+    const bool soon = there || turn_.now_us() - worker.lost_us < kForgivenUs;
+    return (when == When::kNow ? now : soon) && std::ranges::find(than, name) == than.end() &&
            planner::FitsAlone(job, DeviceOf(worker.hello), worker.hello.memory_bytes(),
                               TokensOf(worker));
   });

@@ -142,9 +142,12 @@ class Cluster {
   std::vector<planner::WorkerView> Views() const;
   // The same on that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
-  // Whether a worker that is connected or awaited, not drained and none of `than` holds the job
-  // alone.
-  bool AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than) const;
+  // Whether a worker that is none of `than` holds the job alone: now, being connected or awaited and
+  // not drained; or soon, where it may also be drained, or was lost a short while ago, as when its
+  // host is started again.
+  enum class When { kNow, kSoon };
+  bool AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than,
+                    When when) const;
 
   // ---- how fast they are (speeds.cc) ----
   // Learns from a microbatch of a group of the worker's own the times of its kind, as far as it is

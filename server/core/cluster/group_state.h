@@ -32,6 +32,7 @@ struct Member {
   bool departing = false;
   bool resumes = false;  // it is queued before others then
   std::string why_departs = {};
+  int64_t departs_us = 0;   // since when
   int64_t joined_step = 0;  // where it was when it came, or came back
   int64_t done_step = 0;
   int64_t planned_step = 0;
@@ -39,7 +40,8 @@ struct Member {
   int64_t evaluation_planned = 0;  // sequences of it
   int64_t save_ordered = -1;       // step of a save before the group is dissolved
   int64_t save_us = 0;             // when its newest step, or a save beside one, was asked for
-  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded
+  std::set<int64_t> saves;         // steps whose shard was asked for and is not recorded,
+  int64_t saves_us = 0;            // and when the newest was first asked for, or one recorded
   // Of the batches at hand, by step: the lines of the dataset's file that they are of. Those of
   // before a restart of the coordinator are not known.
   std::map<int64_t, std::vector<int64_t>> lines = {};

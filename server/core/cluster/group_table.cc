@@ -115,7 +115,10 @@ GroupState GroupTable::Remove(const std::string& name) {
 }
 
 void GroupTable::RenewPatience() {
-  for (auto& [name, group] : groups_) group.heard_us = turn_.now_us();
+  for (auto& [name, group] : groups_) {
+    group.heard_us = turn_.now_us();
+    for (auto& [job, member] : group.members) member.saves_us = turn_.now_us();
+  }
 }
 
 // ---- members ----

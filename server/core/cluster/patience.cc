@@ -22,6 +22,10 @@ Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes) {
   return Of(options, static_cast<double>(weights_bytes) / kSlowDiskBytesPerSecond);
 }
 
+Patience PatienceToSave(const CoreOptions& options, int64_t bytes) {
+  return Of(options, static_cast<double>(bytes) / kSlowNetworkBytesPerSecond);
+}
+
 Patience PatienceFor(const CoreOptions& options, const WindowWork& work,
                      const planner::TimeModel& measured, double slowness,
                      const planner::TimeModel& assumed) {

@@ -15,6 +15,8 @@ namespace lorad::server {
 
 // The rate at which a model is read from a slow disk.
 inline constexpr double kSlowDiskBytesPerSecond = 50e6;
+// And that at which a checkpoint is sent over a slow network.
+inline constexpr double kSlowNetworkBytesPerSecond = 10e6;
 
 struct Patience {
   double expected_s = 0;
@@ -29,6 +31,9 @@ struct Asked {
 
 // The patience with a group that is being formed: its weights are read.
 Patience PatienceToForm(const CoreOptions& options, int64_t weights_bytes);
+
+// The patience with a save of so many bytes that a job waits for.
+Patience PatienceToSave(const CoreOptions& options, int64_t bytes);
 
 // The patience with a window: its microbatches, forward and backward. By the measured speed, on
 // whatever device, of workers that are that slow beside it (WorkerState), or by the speed that is

@@ -103,9 +103,12 @@ struct JobState {
   std::unique_ptr<NotFiniteWords> not_finite;  // null: nobody said so
   bool differs = false;  // its newest step, which was done before, from what that gave then
   // Workers that have failed it since its last progress: lost with it once or again, or their word
-  // was against it.
+  // was against it; and when one of them last did.
   std::map<std::string, int> failed_on;
+  int64_t failed_us = 0;
   static constexpr int kAvoidedFrom = 2;  // times: one loss may happen to anybody
+  // Whether a worker's word stands against it, that another one is to confirm.
+  bool AwaitsAnotherWord() const { return not_finite || (passing && !passing->too_large.empty()); }
   // Those that are not asked again while others can be, in order.
   std::vector<std::string> Avoided() const {
     std::vector<std::string> workers;

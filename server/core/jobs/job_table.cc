@@ -11,6 +11,7 @@
 #include "server/core/jobs/job_progress.h"
 #include "server/core/rules/job_states.h"
 #include "server/core/rules/kept_checkpoints.h"
+#include "server/core/rules/losses.h"
 #include "server/errors/errors.h"
 
 namespace lorad::server {
@@ -256,6 +257,26 @@ void JobTable::ForgetPace(JobState& job) {
   job.job().clear_tokens_per_second();
   job.job().clear_seconds_left();
   TouchProgress(job);
+}
+
+void JobTable::HoldAgainst(JobState& job, const std::string& worker, int times) {
+  assert(job.state() != v1::Job::QUEUED);
+  job.failed_on[worker] += times;
+  job.failed_us = turn_.now_us();
+  failed_somewhere_.insert(job.name());
+}
+
+void JobTable::ForgiveWorkers() {
+  std::erase_if(failed_somewhere_, [&](const std::string& name) {
+    const auto found = jobs_.find(name);
+    if (found == jobs_.end() || found->second->failed_on.empty()) return true;
+    JobState& job = *found->second;
+    if (turn_.now_us() - job.failed_us < kForgivenUs) return false;
+    const auto forgive = [&] { job.failed_on.clear(); };
+    job.state() == v1::Job::QUEUED ? queue_.Change(job, forgive) : forgive();
+    turn_.WantSchedule();
+    return true;
+  });
 }
 
 void JobTable::Unplace(JobState& job, const std::string& message, Standing standing) {

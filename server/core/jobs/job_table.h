@@ -131,6 +131,10 @@ class JobTable {
     queue_.Postpone(job, until_us);
     Touch(job);  // its record has the wait
   }
+  // A worker has failed the job so many times (JobState::failed_on). REQUIRES: it is not queued.
+  void HoldAgainst(JobState& job, const std::string& worker, int times);
+  // What is long ago is held against nobody: workers are mended, and nobody tells us.
+  void ForgiveWorkers();
   void EndPassing(JobState& job) {
     if (job.passing) Touch(job);  // its record has the wait
     queue_.EndPassing(job);
@@ -225,6 +229,7 @@ class JobTable {
   std::set<std::string> live_;                      // names
   std::set<std::string> finishing_;                 // names: of them, those with a finish_step
   std::set<std::string> keepers_;                   // until TakeKeepers
+  std::set<std::string> failed_somewhere_;          // names: those with a failed_on, and others
   std::map<int, int64_t> jobs_by_state_;
   std::set<std::string> touched_;  // names
   int64_t revision_ = 0;

@@ -15,6 +15,10 @@
 
 namespace lorad::server {
 
+// For so long a worker that failed a job is not to try it again while another can (JobState::
+// failed_on), and one that is gone may be back.
+inline constexpr int64_t kForgivenUs = 600'000'000;
+
 // JobRecord::company_max after a loss: `losses` without progress, this one included;
 // `company_max` as it was; `suspects` of the group that was lost, itself among them.
 int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects);

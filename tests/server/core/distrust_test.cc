@@ -29,9 +29,10 @@ Job LongJob() {
 }
 
 // With so many workers, all of which are connected.
-std::unique_ptr<World> WorldOf(int workers) {
+std::unique_ptr<World> WorldOf(int workers, bool evict = true) {
   WorldOptions options;
   options.workers = workers;
+  options.core.policy.evict = evict;
   std::unique_ptr<World> world = MakeWorld(options);
   world->StartWorkers();
   world->Settle();
@@ -196,15 +197,15 @@ TEST_CASE("a group was formed in no longer than it was waited for, whatever its 
 // Of two workers one has a long job of another base model, and the other has failed this one: it
 // waits for the first, however long that takes.
 struct OneSound {
-  std::unique_ptr<World> world = WorldOf(2);
+  std::unique_ptr<World> world;
   std::string busy, job;
   std::string sick;  // the worker that is free
   int number = 0;    // its
 
-  OneSound() {
+  explicit OneSound(int epochs = 1000, bool evict = true) : world(WorldOf(2, evict)) {
     Job other = LongJob();
     other.set_base_model("m2");
-    other.mutable_training()->set_epochs(1000);
+    other.mutable_training()->set_epochs(epochs);
     busy = world->Submit(other);
     world->RunUntilState(busy, Job::RUNNING);
     sick = WorkerNamed(*world, "worker-0").group().empty() ? "worker-0" : "worker-1";
@@ -267,6 +268,75 @@ TEST_CASE("nor while the other one is awaited") {
   house.world->worker(1 - house.number).Start();
   house.world->RunUntilState(house.job, Job::SUCCEEDED);
   house.world->CheckInvariants();
+}
+
+TEST_CASE("nor while the other one is drained, or started again with its host") {
+  OneSound house;
+  World& world = *house.world;
+  const std::string sound = absl::StrCat("worker-", 1 - house.number);
+  world.worker(house.number).mischief().broken = true;
+  house.job = world.Submit(LongJob());
+  world.RunUntil([&] { return house.WaitsForAnother(); });
+  SECTION("drained: it waits for that one, whenever that is") {
+    world.Get<v1::Worker>(Named<v1::DrainWorkerRequest>(sound));
+    const std::string later = world.Submit(LongJob());  // one word fails none that comes then
+    world.Sleep(3600 * kSecond);
+    for (const std::string& job : {house.job, later}) {
+      CHECK(world.StateOf(job) == Job::QUEUED);
+      CHECK(world.Job(job).attempts() <= 7);  // every ten minutes
+    }
+    world.Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(sound));
+    for (const std::string& job : {house.job, later}) world.RunUntilState(job, Job::SUCCEEDED);
+  }
+  SECTION("gone for minutes") {
+    world.worker(1 - house.number).Kill(false);
+    world.Sleep(300 * kSecond);
+    CHECK(world.StateOf(house.job) == Job::QUEUED);
+    world.worker(1 - house.number).Start();
+    world.RunUntilState(house.job, Job::SUCCEEDED);
+  }
+  SECTION("gone for good: the word of the one that is left counts") {
+    world.worker(1 - house.number).Kill(false);
+    world.RunUntilState(house.job, Job::FAILED);
+    CHECK(world.Job(house.job).error().reason() == "NOT_FINITE");
+  }
+  world.CheckInvariants();
+}
+
+TEST_CASE("a worker that ends with everybody fails no job while the other one is drained") {
+  OneSound house;
+  World& world = *house.world;
+  const std::string sound = absl::StrCat("worker-", 1 - house.number);
+  world.Get<Job>(Named<v1::CancelJobRequest>(house.busy));
+  world.Get<v1::Worker>(Named<v1::DrainWorkerRequest>(sound));
+  house.job = world.Submit(LongJob());
+  for (int lost = 0; lost < 30; ++lost) {
+    world.RunUntil([&] { return IsPlaced(world.StateOf(house.job)); });
+    world.worker(house.number).Kill();
+    world.RunUntilState(house.job, Job::QUEUED);
+  }
+  world.Get<v1::Worker>(Named<v1::UndrainWorkerRequest>(sound));
+  world.RunUntilState(house.job, Job::SUCCEEDED);
+  world.CheckInvariants();
+}
+
+TEST_CASE("ten minutes later a worker that failed a job may try it again") {
+  OneSound house(100'000, false);
+  World& world = *house.world;
+  house.job = world.Submit(LongJob());
+  for (int lost = 0; lost < 2; ++lost) {
+    world.RunUntil([&] { return IsPlaced(world.StateOf(house.job)); });
+    world.worker(house.number).Kill();
+    world.RunUntilState(house.job, Job::QUEUED);
+  }
+  world.RunUntil([&] { return house.WaitsForAnother(); });
+  world.Sleep(590 * kSecond);
+  CHECK(house.WaitsForAnother());
+  world.Sleep(20 * kSecond);
+  CHECK(world.Job(house.job).attempts() == 3);
+  CHECK(world.StateOf(house.busy) == Job::RUNNING);
+  world.RunUntilState(house.job, Job::SUCCEEDED);
+  world.CheckInvariants();
 }
 
 TEST_CASE("where no other worker holds it, a job is tried where it failed") {

@@ -138,6 +138,40 @@ TEST_CASE("nobody is evicted for a job for which another worker is making room")
   world->CheckInvariants();
 }
 
+TEST_CASE("a worker is not kept idle for a job that comes into it late") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  world->Settle();
+  const auto submit = [&](const std::string& model, int epochs) {
+    Job content = World::NewJob();
+    content.mutable_training()->set_epochs(epochs);
+    content.set_base_model(model);
+    return world->Submit(content);
+  };
+  // Two jobs of one base model on two workers; one moves to the other, for a third of another model.
+  const std::string first = submit("m", 100'000), second = submit("m", 100'000);
+  for (const std::string& job : {first, second}) {
+    world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  }
+  world->script().shards_held = {first, second};
+  const std::string third = submit("m2", 1);
+  world->RunUntil(
+      [&] { return HasEvent(*world, first, "MOVED") || HasEvent(*world, second, "MOVED"); });
+  const std::string moves = HasEvent(*world, first, "MOVED") ? first : second;
+  const std::string stays = moves == first ? second : first;
+  world->Get<Job>(Named<v1::CancelJobRequest>(stays));
+  const int64_t idle_us = world->now_us();
+  world->RunUntil([&] { return IsPlaced(world->StateOf(third)); });
+  CHECK(world->now_us() - idle_us < 20'000'000);
+  world->RunUntilState(third, Job::SUCCEEDED);
+  world->script().shards_held.clear();
+  for (const int worker : {0, 1}) world->worker(worker).ReleaseShards();
+  world->RunUntil([&] { return world->StateOf(moves) == Job::RUNNING; });
+  world->CheckInvariants();
+}
+
 TEST_CASE("jobs whose base models take longer to load than the minimum run still train by turns") {
   WorldOptions options;
   options.delay_us_max = 2'000'000;  // of each message: steps and loads take seconds

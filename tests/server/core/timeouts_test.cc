@@ -113,6 +113,41 @@ TEST_CASE("a worker that is alive and reports nothing of its window is lost, pat
   world->CheckInvariants();
 }
 
+TEST_CASE("a worker that is alive and saves nothing of what it was told to is lost, too") {
+  WorldOptions options;
+  options.core.patience_floor_ms = 60'000;
+  auto world = MakeWorld(options);
+  world->StartWorkers();
+  const std::string job = SubmitLong(*world);
+  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  const bool tells = GENERATE(false, true);  // that it could not, and tries again
+  if (tells) {
+    world->script().shards_held = {job};
+  } else {
+    world->worker(0).mischief().hangs_uploads = true;
+  }
+  world->Get<Job>(Named<v1::PauseJobRequest>(job));
+  world->Sleep(50 * kSecond);
+  CHECK(world->StateOf(job) == Job::PAUSING);
+  if (tells) {
+    CHECK_FALSE(world->Job(job).unsaved().empty());
+    world->Sleep(1800 * kSecond);
+    CHECK(world->StateOf(job) == Job::PAUSING);
+    CHECK(CountNotes(*world, "is gone") == 0);
+    world->script().shards_held.clear();
+    world->worker(0).ReleaseShards();
+    world->RunUntilState(job, Job::PAUSED);
+  } else {
+    world->Sleep(30 * kSecond);
+    CHECK(world->StateOf(job) == Job::PAUSED);
+    CHECK(CountNotes(*world, "'worker-0' is gone: it does not save job ") == 1);
+    world->worker(0).mischief().hangs_uploads = false;
+  }
+  world->Get<Job>(Named<v1::ResumeJobRequest>(job));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 TEST_CASE("a worker with nothing to do is never lost for it") {
   WorldOptions options;
   options.core.patience_floor_ms = 60'000;

@@ -28,6 +28,7 @@ class Mischief {
   int lost_uploads = 0;  // so many calls never arrive
   int refused_uploads = 0;  // so many end at the door, as by a certificate that is over
   int repeated_uploads = 0;
+  bool hangs_uploads = false;  // none ends, nor is given up
 
   // ---- what comes of it ----
 

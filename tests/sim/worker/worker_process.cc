@@ -303,6 +303,7 @@ void WorkerProcess::Upload(const worker::Upload& upload) {
   const auto end = [this, life = life_, number = upload.upload, tried](const absl::Status& status) {
     if (life_ == life) EndTry(number, tried, status);
   };
+  if (mischief_.hangs_uploads) return;
   if (mischief_.refused_uploads > 0) {
     mischief_.refused_uploads--;
     return clock_.Later([end] {

@@ -53,10 +53,12 @@ FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 
 
 def used_bytes():
-    """Of each GPU, as the driver counts them."""
+    """Of each GPU that processes here see, as the driver counts them."""
     out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                          capture_output=True, text=True, check=True).stdout
-    return [int(line) << 20 for line in out.split()]
+    used = [int(line) << 20 for line in out.split()]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [used[int(index)] for index in seen.split(",")] if seen else used
 
 
 def lengths_of(setting, rng, count):

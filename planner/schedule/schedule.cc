@@ -212,6 +212,14 @@ class Scheduler {
     return false;
   }
 
+  // Or such alone as are late to come to it.
+  static bool HasNoJobs(const GroupState& group) {
+    const auto late = std::ranges::count_if(group.members, [](const MemberState& member) {
+      return member.running != nullptr && member.running->comes_late;
+    });
+    return static_cast<int64_t>(group.jobs) == late;
+  }
+
   // A group without jobs makes way, also one of several workers of which one takes no jobs, for the
   // others do. Where a group is being formed that the job could join, only one of a base model that
   // no job of the queue is of: its worker idles otherwise.
@@ -220,7 +228,7 @@ class Scheduler {
     if (awaited != nullptr && !awaited->forming) return false;
     for (GroupState& group : round_.groups) {
       const bool makes_way = group.settled() || (group.rests && group.stages.size() > 1);
-      if (!makes_way || group.jobs > 0 || !round_.FitsAlone(job, group)) continue;
+      if (!makes_way || !HasNoJobs(group) || !round_.FitsAlone(job, group)) continue;
       if (awaited != nullptr && lookahead_.Asked(group)) continue;
       group.open = group.rests = false;
       Decide(Decision::Kind::kDissolve, job).group = group.name;

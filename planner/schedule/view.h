@@ -82,6 +82,8 @@ struct RunningJob {
   // Was re-placed and is on its way into this group: it takes room, and nothing is decided of it.
   // In the group that it comes from it is `leaving`.
   bool coming = false;
+  // And has been for long, as its save takes: a group without other jobs makes way all the same.
+  bool comes_late = false;
   // Is not re-placed, nor its group formed again without need: a quota would keep it from coming
   // back.
   bool stays = false;

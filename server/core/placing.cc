@@ -249,13 +249,13 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
 void Core::State::AddComing(const JobState& job, planner::ClusterView* view) const {
   const auto to = std::ranges::find(view->groups, job.moves_to, &planner::GroupView::name);
   if (to == view->groups.end()) return;  // it is gone meanwhile
-  const int64_t departs_us = groups_.Find(job.job().group())->members.at(job.name()).departs_us;
-  if (to->jobs.empty() && turn_.now_us() - departs_us > kAwaitedUs) return;
   to->jobs.push_back(job.name());
   to->adapters.push_back(ShapeOfAdapter(job.job().adapter()));
   planner::RunningJob& running = to->running.emplace_back(RunningOf(job));
   running.moved_s = 0;
   running.coming = true;
+  const int64_t departs_us = groups_.Find(job.job().group())->members.at(job.name()).departs_us;
+  running.comes_late = turn_.now_us() - departs_us > kAwaitedUs;
   std::erase(running.avoids, to->worker);
 }
 

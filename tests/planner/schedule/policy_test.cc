@@ -441,5 +441,21 @@ TEST_CASE("As many jobs as still help") {
   CHECK(Text(view) == "admit g: x\n");
 }
 
+TEST_CASE("a group of those alone who are late to come makes way") {
+  ClusterView view =
+      View({Group("g", "m", BudgetFor(1000, {64, 64}), {{"a"}})}, {Other(Job("x", 0))});
+  RunningJob& comes = view.groups[0].running[0];
+  comes.coming = true;
+  CHECK_THAT(Text(view), Catch::StartsWith("wait #1: x"));
+  comes.comes_late = true;
+  CHECK(Text(view) == "dissolve #1 g: x\n");
+  view.queue[0].base_model = "m";  // who could join does
+  view.queue[0].model = view.groups[0].model;
+  CHECK(Text(view) == "admit g: x\n");
+  view = View({Group("g", "m", BudgetFor(1000, {64, 64}), {{"a"}, {"b"}})}, {Other(Job("x", 0))});
+  view.groups[0].running[0].coming = view.groups[0].running[0].comes_late = true;
+  CHECK_THAT(Text(view), Catch::StartsWith("wait #1: x"));
+}
+
 }  // namespace
 }  // namespace lorad::planner

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <system_error>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
@@ -19,6 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kAttemptsMax = 5;
+// Files so large, a model's shards, come so many at once: on either side one file takes one core.
+constexpr std::int64_t kLargeBytes = 16 << 20;
+constexpr std::size_t kAtOnce = 3;
 
 class Descriptor {
  public:
@@ -162,6 +167,37 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
                             "step's (lora checkpoint ls)"));
 }
 
+absl::Status DownloadFiles(const fs::path& directory, const std::vector<RemoteFile>& files,
+                           const Fetch& fetch, TransferBar* bar) {
+  std::vector<const RemoteFile*> large;
+  for (const RemoteFile& file : files) {
+    if (file.size_bytes >= kLargeBytes) {
+      large.push_back(&file);
+    } else if (absl::Status s = DownloadFile(directory / file.name, file, fetch, bar); !s.ok()) {
+      return s;
+    }
+  }
+  std::mutex mutex;
+  std::size_t begun = 0;
+  absl::Status status;
+  const auto next = [&]() -> const RemoteFile* {
+    std::lock_guard lock(mutex);
+    return status.ok() && begun < large.size() ? large[begun++] : nullptr;
+  };
+  const auto run = [&] {
+    while (const RemoteFile* file = next()) {
+      const absl::Status one = DownloadFile(directory / file->name, *file, fetch, bar);
+      std::lock_guard lock(mutex);
+      status.Update(one);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (std::size_t i = 1; i < std::min(kAtOnce, large.size()); ++i) threads.emplace_back(run);
+  run();
+  for (std::thread& thread : threads) thread.join();
+  return status;
+}
+
 }  // namespace
 
 absl::Status DownloadDirectory(const fs::path& directory, const std::vector<RemoteFile>& files,
@@ -196,14 +232,12 @@ absl::Status DownloadDirectory(const fs::path& directory, const std::vector<Remo
                                                   ": another lora is fetching into it; wait for "
                                                   "that one, or name another with -o"));
   }
-  for (const RemoteFile& file : files) {
-    const absl::Status status = DownloadFile(partial / file.name, file, fetch, bar);
-    if (absl::IsUnavailable(status)) {
-      return WithMore(status, absl::StrCat("; what has come stays in ", partial.string(),
-                                           ": the same command goes on from there"));
-    }
-    if (!status.ok()) return status;
+  const absl::Status fetched = DownloadFiles(partial, files, fetch, bar);
+  if (absl::IsUnavailable(fetched)) {
+    return WithMore(fetched, absl::StrCat("; what has come stays in ", partial.string(),
+                                          ": the same command goes on from there"));
   }
+  if (!fetched.ok()) return fetched;
   if (const absl::Status status = Sync(partial); !status.ok()) return status;
   fs::rename(partial, whole, error);  // replaces an empty directory
   if (error == std::errc::directory_not_empty || error == std::errc::file_exists) {

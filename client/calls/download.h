@@ -22,7 +22,7 @@ struct RemoteFile {
 // Takes bytes in order; false ends the transfer.
 using Sink = std::function<bool(absl::string_view bytes)>;
 // Streams a file from `offset` on into the sink. An error may come after some bytes; DATA_LOSS:
-// those were wrong.
+// those were wrong. Several threads may call it at once.
 using Fetch =
     std::function<absl::Status(const RemoteFile& file, std::int64_t offset, const Sink& sink)>;
 

@@ -85,16 +85,24 @@ TransferBar::TransferBar(bool wanted, std::string what, std::int64_t total)
   so_far_.total = total;
 }
 
+void TransferBar::SetTotal(std::int64_t total) {
+  std::lock_guard lock(mutex_);
+  so_far_.total = total;
+}
+
 void TransferBar::End() {
+  std::lock_guard lock(mutex_);
   if (std::exchange(drawn_ms_, 0) > 0) std::cerr << "\r\x1b[K" << std::flush;
 }
 
 void TransferBar::Add(std::int64_t bytes) {
+  std::lock_guard lock(mutex_);
   so_far_.bytes += bytes;
   Draw();
 }
 
 void TransferBar::Skip(std::int64_t bytes) {
+  std::lock_guard lock(mutex_);
   so_far_.bytes += bytes;
   so_far_.before += bytes;
 }

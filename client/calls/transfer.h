@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
+
+#include "absl/base/thread_annotations.h"
 
 namespace lorad::client {
 
@@ -20,7 +23,7 @@ struct Transferred {
 std::string TransferLine(const std::string& what, const Transferred& so_far, int columns);
 
 // The line, drawn again and again on standard error while bytes move: from the second second on,
-// where that is a terminal and it is wanted. Threads: one at a time.
+// where that is a terminal and it is wanted. Threads: Add and Skip any.
 class TransferBar {
  public:
   // `total` as in Transferred.
@@ -30,7 +33,7 @@ class TransferBar {
   TransferBar& operator=(const TransferBar&) = delete;
 
   // Known only now, as in Transferred.
-  void SetTotal(std::int64_t total) { so_far_.total = total; }
+  void SetTotal(std::int64_t total);
   void Add(std::int64_t bytes);
   // So many are there already; less than 0: they turned out to be wrong, and come again.
   void Skip(std::int64_t bytes);
@@ -38,13 +41,14 @@ class TransferBar {
   void End();
 
  private:
-  void Draw();
+  void Draw() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const bool shown_;
   const std::string what_;
-  Transferred so_far_;
   const std::int64_t begin_ms_;
-  std::int64_t drawn_ms_ = 0;  // 0: never
+  std::mutex mutex_;
+  Transferred so_far_ ABSL_GUARDED_BY(mutex_);
+  std::int64_t drawn_ms_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: never
 };
 
 }  // namespace lorad::client

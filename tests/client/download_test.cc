@@ -3,11 +3,15 @@
 #include <openssl/sha.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <chrono>
+#include <condition_variable>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -202,6 +206,46 @@ TEST_CASE("what lies in the way stays") {
   std::ofstream(folder.path / "file") << "precious";
   CHECK(ReasonOf(service.Get(folder.path / "file")) == "DIRECTORY_EXISTS");
   CHECK(Read(folder.path / "file") == "precious");
+}
+
+TEST_CASE("large files come at once, and what is wrong with one is said") {
+  Folder folder;
+  FakeService service;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    service.files[name] = std::string(17 << 20, *name);
+  }
+  service.files["small"] = "x";
+  std::mutex mutex;
+  std::condition_variable changed;
+  int inside = 0, most = 0;
+  bool refuses = false;
+  const Fetch fetch = [&](const RemoteFile& file, std::int64_t offset, const Sink& sink) {
+    {
+      std::unique_lock lock(mutex);
+      most = std::max(most, ++inside);
+      changed.notify_all();
+      if (file.name != "small") {
+        CHECK(changed.wait_for(lock, std::chrono::seconds(20), [&] { return most == 3; }));
+      }
+      if (refuses && file.name == "b") {
+        --inside;
+        return absl::FailedPreconditionError("b has changed");
+      }
+    }
+    const bool all = sink(absl::string_view(service.files.at(file.name)).substr(offset));
+    std::lock_guard lock(mutex);
+    --inside;
+    return all ? absl::OkStatus() : absl::CancelledError("the sink is full");
+  };
+  REQUIRE(DownloadDirectory(folder.path / "all", service.List(), fetch).ok());
+  CHECK(most == 3);
+  for (const auto& [name, bytes] : service.files) CHECK(Read(folder.path / "all" / name) == bytes);
+
+  most = 0;
+  refuses = true;
+  const absl::Status status = DownloadDirectory(folder.path / "none", service.List(), fetch);
+  CHECK(status.message() == "b has changed");
+  CHECK_FALSE(fs::exists(folder.path / "none"));
 }
 
 }  // namespace

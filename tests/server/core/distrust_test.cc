@@ -297,6 +297,8 @@ TEST_CASE("nor while the other one is drained, or started again with its host") 
   }
   SECTION("gone for good: the word of the one that is left counts") {
     world.worker(1 - house.number).Kill(false);
+    world.Sleep(590 * kSecond);
+    CHECK(world.StateOf(house.job) == Job::QUEUED);
     world.RunUntilState(house.job, Job::FAILED);
     CHECK(world.Job(house.job).error().reason() == "NOT_FINITE");
   }

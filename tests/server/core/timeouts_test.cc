@@ -1,5 +1,6 @@
 // Workers that are silent, hang or have a namesake, and a coordinator that stood still, as stories.
 #include <algorithm>
+#include <memory>
 
 #include "server/core/cluster/patience.h"
 #include "tests/server/core/scenario.h"
@@ -20,6 +21,21 @@ std::string SubmitLong(World& world) {
   job.mutable_training()->set_epochs(30);
   return world.Submit(job);
 }
+
+// A world with a worker whose patience ends after a minute, and a long job that has done five steps.
+struct Impatient {
+  std::unique_ptr<World> world;
+  std::string job;
+
+  Impatient() {
+    WorldOptions options;
+    options.core.patience_floor_ms = 60'000;
+    world = MakeWorld(options);
+    world->StartWorkers();
+    job = SubmitLong(*world);
+    world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  }
+};
 
 // ---- patience ----
 
@@ -83,12 +99,9 @@ TEST_CASE("a worker that is alive and never forms its group is lost") {
 }
 
 TEST_CASE("a worker that is alive and reports nothing of its window is lost, patience as set") {
-  WorldOptions options;
-  options.core.patience_floor_ms = 60'000;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  const std::string job = SubmitLong(*world);
-  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  Impatient house;
+  const std::unique_ptr<World>& world = house.world;
+  const std::string& job = house.job;
   world->worker(0).Hang(true);
   const int64_t start = world->now_us();
   SECTION("in a window") {
@@ -114,12 +127,9 @@ TEST_CASE("a worker that is alive and reports nothing of its window is lost, pat
 }
 
 TEST_CASE("a worker that is alive and saves nothing of what it was told to is lost, too") {
-  WorldOptions options;
-  options.core.patience_floor_ms = 60'000;
-  auto world = MakeWorld(options);
-  world->StartWorkers();
-  const std::string job = SubmitLong(*world);
-  world->RunUntil([&] { return world->Job(job).step() >= 5; });
+  Impatient house;
+  const std::unique_ptr<World>& world = house.world;
+  const std::string& job = house.job;
   const bool tells = GENERATE(false, true);  // that it could not, and tries again
   if (tells) {
     world->script().shards_held = {job};

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "client/calls/error.h"
 #include "client/calls/sha256.h"
@@ -167,6 +168,35 @@ absl::Status DownloadFile(const fs::path& path, const RemoteFile& file, const Fe
                             "step's (lora checkpoint ls)"));
 }
 
+// Hands out files to threads until one of them fails.
+class FileQueue {
+ public:
+  explicit FileQueue(const std::vector<const RemoteFile*>& files) : files_(files) {}
+
+  // Null at the end.
+  const RemoteFile* Next() {
+    std::lock_guard lock(mutex_);
+    return status_.ok() && begun_ < files_.size() ? files_[begun_++] : nullptr;
+  }
+
+  void Ended(const absl::Status& status) {
+    std::lock_guard lock(mutex_);
+    status_.Update(status);
+  }
+
+  // The first one's that failed.
+  absl::Status status() const {
+    std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+ private:
+  const std::vector<const RemoteFile*>& files_;
+  mutable std::mutex mutex_;
+  std::size_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
 absl::Status DownloadFiles(const fs::path& directory, const std::vector<RemoteFile>& files,
                            const Fetch& fetch, TransferBar* bar) {
   std::vector<const RemoteFile*> large;
@@ -177,25 +207,17 @@ absl::Status DownloadFiles(const fs::path& directory, const std::vector<RemoteFi
       return s;
     }
   }
-  std::mutex mutex;
-  std::size_t begun = 0;
-  absl::Status status;
-  const auto next = [&]() -> const RemoteFile* {
-    std::lock_guard lock(mutex);
-    return status.ok() && begun < large.size() ? large[begun++] : nullptr;
-  };
+  FileQueue queue(large);
   const auto run = [&] {
-    while (const RemoteFile* file = next()) {
-      const absl::Status one = DownloadFile(directory / file->name, *file, fetch, bar);
-      std::lock_guard lock(mutex);
-      status.Update(one);
+    while (const RemoteFile* file = queue.Next()) {
+      queue.Ended(DownloadFile(directory / file->name, *file, fetch, bar));
     }
   };
   std::vector<std::thread> threads;
   for (std::size_t i = 1; i < std::min(kAtOnce, large.size()); ++i) threads.emplace_back(run);
   run();
   for (std::thread& thread : threads) thread.join();
-  return status;
+  return queue.status();
 }
 
 }  // namespace

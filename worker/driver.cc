@@ -33,7 +33,7 @@ Driver::Driver(CoreOptions options, FormEngine form_engine, OpenListener open_li
 Driver::~Driver() {
   {
     std::lock_guard lock(mutex_);
-    Apply(StopRequested{});
+    Apply(StopRequested{.at_once = true});
     stop_ = true;
   }
   link_->Close();

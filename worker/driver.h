@@ -39,11 +39,11 @@ class Driver : public Link::Listener {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  // Until Stop, or until the coordinator says Shutdown: OK. An error: it refuses this worker for
-  // good, or the engine hangs.
+  // Until the coordinator says Shutdown, or Stop has its way: OK. An error: the coordinator refuses
+  // this worker for good, or the engine hangs.
   absl::Status AwaitEnd();
 
-  // Threads: any.
+  // Asks for its end (WorkerCore); the second time, for that at once. Threads: any.
   void Stop();
   WorkerCore::Held held() const;
   int64_t reports_kept() const;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cassert>
 #include <cerrno>
 #include <chrono>
@@ -51,6 +52,7 @@ namespace {
 
 constexpr char kVersion[] = "0.1.0";
 constexpr std::chrono::seconds kEndPatience(5);
+constexpr int kGracePeriodMax = 86'400;  // seconds
 
 struct Flags {
   std::string coordinator;
@@ -61,6 +63,7 @@ struct Flags {
   std::string stage_address;
   TransportChoice transport = TransportChoice::kAuto;
   int64_t memory_bytes = 0;
+  int grace_s = static_cast<int>(CoreOptions().grace_ms / 1000);
   bool die_with_parent = false;
   bool supervised = false;
   bool list_devices = false;
@@ -133,6 +136,12 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
                  "Name or address of this machine at which the other stages of a model reach it "
                  "(default: that from which it reaches the coordinator; of no use over MPI)")
       ->type_name("HOST");
+  app.add_option("--grace-period", flags->grace_s,
+                 "Told to end (SIGTERM, SIGINT, SIGHUP), wait so long at most until its jobs are "
+                 "saved and have left; a second signal ends it at once")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0, kGracePeriodMax))
+      ->capture_default_str();
   app.add_flag("--die-with-parent", flags->die_with_parent,
                "End when the process that started this one ends");
   app.add_flag(
@@ -369,19 +378,21 @@ int Run(Flags flags, const char* own_name) {
   GrpcLink link(flags.coordinator, credentials->get());
   std::optional<Renewal> renewal;
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
-  Driver driver({.hello = MakeHello(flags, *device, numerics_id)},
-                MakeFormEngine(backend,
-                               {.memory_bytes = flags.memory_bytes,
-                                .numerics_id = numerics_id,
-                                .model_maps = flags.model_maps},
-                               SteadyClock()),
-                *transport, &link, &bulk, SteadyClock());
+  Driver driver(
+      {.hello = MakeHello(flags, *device, numerics_id), .grace_ms = int64_t{1000} * flags.grace_s},
+      MakeFormEngine(backend,
+                     {.memory_bytes = flags.memory_bytes,
+                      .numerics_id = numerics_id,
+                      .model_maps = flags.model_maps},
+                     SteadyClock()),
+      *transport, &link, &bulk, SteadyClock());
+  std::atomic<bool> ends = false;
   std::thread waiter([&] {
-    pipe.Wait();
-    driver.Stop();
+    for (pipe.Wait(); !ends; pipe.Wait()) driver.Stop();
   });
   const absl::Status status = driver.AwaitEnd();
   EndProcessAfter(kEndPatience);  // the driver waits for the operation in progress
+  ends = true;
   pipe.Wake();
   waiter.join();
   if (!status.ok()) {

@@ -175,7 +175,7 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   view.set_name(worker.hello.worker());
   view.set_state(cluster_.IsAwaited(worker) ? v1::Worker::AWAITED
                  : worker.connection == 0   ? v1::Worker::LOST
-                 : worker.drained           ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING
+                 : worker.empties()         ? empty ? v1::Worker::DRAINED : v1::Worker::DRAINING
                  : group && group->phase == GroupState::Phase::kForming ? v1::Worker::FORMING
                  : empty                                                ? v1::Worker::IDLE
                                                                         : v1::Worker::BUSY);
@@ -191,6 +191,7 @@ v1::Worker Core::State::ViewWorker(const WorkerState& worker) const {
   view.set_restarts(std::max(worker.connections - 1, 0));
   view.set_lies(worker.lies);
   view.set_resting(worker.connection == 0 ? WhyAway(worker, turn_.run_us() / 1'000'000)
+                   : worker.leaving       ? Cluster::WhyEmpties(worker)
                                           : cluster_.WhyRests(worker));
   view.set_drained(worker.drained);
   view.set_drain_reason(worker.drain_reason);

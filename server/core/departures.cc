@@ -1,5 +1,5 @@
 // Jobs that leave their group alive: paused by their user, evicted for a more important one, moved,
-// or from a worker that is drained. Each is saved at its last step before its slot is freed, so it
+// or from a worker that empties. Each is saved at its last step before its slot is freed, so it
 // goes on with the same bits.
 #include <algorithm>
 #include <utility>
@@ -189,11 +189,11 @@ void Core::State::StopPausing(JobState& job, const std::string& why) {
   } else {
     jobs_.Transition(job, loaded ? v1::Job::RUNNING : v1::Job::PREPARING, why);
   }
-  // One whose slot is being freed, or whose worker is drained, leaves, and is queued again at once.
-  const bool drained = IsDrained(group) && job.state() != v1::Job::FINALIZING;
-  member.departing = member.slot == Member::Slot::kFreeing || drained || member.not_finite;
+  // One whose slot is being freed, or whose worker empties, leaves, and is queued again at once.
+  const bool empties = Empties(group) && job.state() != v1::Job::FINALIZING;
+  member.departing = member.slot == Member::Slot::kFreeing || empties || member.not_finite;
   member.resumes = member.departing;
-  member.why_departs = drained ? WhyDrained(group) : why;
+  member.why_departs = empties ? WhyEmpties(group) : why;
   MaybeFinish(job);
 }
 
@@ -290,14 +290,14 @@ void Core::State::EndCancelled(const GroupState& group) {
 
 // ---- draining ----
 
-std::string Core::State::WhyDrained(const GroupState& group) const {
+std::string Core::State::WhyEmpties(const GroupState& group) const {
   const StageState& stage = *std::ranges::find_if(
-      group.stages, [&](const StageState& one) { return WorkerOf(one).drained; });
-  return absl::StrCat("worker '", stage.worker, "' is drained: ", WorkerOf(stage).drain_reason);
+      group.stages, [&](const StageState& one) { return WorkerOf(one).empties(); });
+  return absl::StrCat("worker '", stage.worker, "' ", Cluster::WhyEmpties(WorkerOf(stage)));
 }
 
 void Core::State::Drain(GroupState& group) {
-  const std::string why = WhyDrained(group);
+  const std::string why = WhyEmpties(group);
   if (group.phase == GroupState::Phase::kForming) {
     return BeginCut(group, GroupState::Then::kStop, why);
   }

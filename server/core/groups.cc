@@ -38,9 +38,9 @@ bool Core::State::TakesJobs(const GroupState& group) const {
       group.stages, [&](const StageState& stage) { return cluster_.TakesJobs(WorkerOf(stage)); });
 }
 
-bool Core::State::IsDrained(const GroupState& group) const {
+bool Core::State::Empties(const GroupState& group) const {
   return std::ranges::any_of(group.stages,
-                             [&](const StageState& stage) { return WorkerOf(stage).drained; });
+                             [&](const StageState& stage) { return WorkerOf(stage).empties(); });
 }
 
 bool Core::State::IsLoading(const GroupState& group, const std::string& job) {
@@ -147,7 +147,7 @@ void Core::State::Advance(GroupState& group) {
     EndGuests(group);
     EndUrgency(group);
     if (group.members.empty() && group.windows_at_hand() == 0) {
-      if (IsDrained(group)) return Dissolve(group, "a worker of it is drained");
+      if (Empties(group)) return Dissolve(group, WhyEmpties(group));
       const int32_t stages = catalog_.Model(group.base_model).record.model().stages();
       if (stages > 0 && std::ssize(group.stages) != stages) {
         return Dissolve(group, absl::StrCat("its model is to be on ", stages, " workers"));
@@ -194,7 +194,11 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 
 // Its workers have it no more, and nothing of it is awaited.
 GroupState Core::State::RemoveGroup(GroupState& group) {
-  for (const StageState& stage : group.stages) Cluster::LeaveGroup(WorkerOf(stage));
+  for (const StageState& stage : group.stages) {
+    WorkerState& worker = WorkerOf(stage);
+    Cluster::LeaveGroup(worker);
+    if (worker.leaving) LetGo(worker, "it was told to end, and has no jobs any more");
+  }
   GroupState gone = groups_.Remove(group.name);
   for (const auto& [member, state] : gone.members) generations_.Unplace(member);
   for (const auto& [key, kept] : gone.kept_shards) RefuseShard(kept.request, kept.content);
@@ -218,20 +222,26 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
     if (job && job->state() == v1::Job::CANCELLING) {
       jobs_.Transition(*job, v1::Job::CANCELLED, "its worker is gone");
     } else if (job && IsPlaced(job->state())) {
-      job->barren_losses = member.done_step > member.joined_step ? 0 : job->barren_losses + 1;
+      if (member.done_step > member.joined_step) {
+        job->barren_losses = 0;
+      } else if (loss != Loss::kItsEnd) {
+        ++job->barren_losses;
+      }
       lost.push_back(job);
       jobs_.FallBack(*job);
     }
   }
-  if (loss == Loss::kWorkersLie) {
-    for (JobState* job : lost) {
-      // Counted, as what passes is: a worker may lie for days.
-      if (!job->passing) job->passing = std::make_unique<Passing>();
-      jobs_.Unplace(*job, absl::StrCat("its worker is gone: ", why));
-      jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
+  if (loss == Loss::kAnybodys) Suspect(lost, gone, why);
+  for (JobState* job : lost) {
+    if (loss == Loss::kAnybodys) break;
+    jobs_.Unplace(*job, absl::StrCat("its worker is gone: ", why));
+    if (loss == Loss::kItsEnd) {
+      jobs_.AddEvent(*job, kWorkerLost, WhatIsLost(*job, gone.name, why));
+      continue;
     }
-  } else {
-    Suspect(lost, gone, why);
+    // Counted, as what passes is: a worker may lie for days.
+    if (!job->passing) job->passing = std::make_unique<Passing>();
+    jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
   }
   turn_.WantSchedule();
 }

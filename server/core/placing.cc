@@ -155,7 +155,7 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     entry.host = worker.hello.host();
     entry.nccl = worker.hello.nccl();
     entry.joins_failed = worker.joins_failed;
-    entry.doubtful = worker.drained;
+    entry.doubtful = worker.empties();
     entry.silent = cluster_.IsSilent(worker);
     if (const GroupState* group = groups_.Find(worker.group)) {
       entry.doubtful |= IsOverdue(options_, AskedOf(*group), turn_.now_us() - group->heard_us);

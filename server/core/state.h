@@ -67,17 +67,12 @@
 #include "server/core/jobs/pending.h"
 #include "server/core/jobs/quotas.h"
 #include "server/core/rules/job_states.h"
+#include "server/core/rules/losses.h"
 
 namespace lorad::server {
 
 // The matrices of the adapter.
 void SetModules(const v1::AdapterConfig& adapter, worker::v1::SlotSpec* slot);
-
-// The cause of the loss of a worker.
-enum class Loss {
-  kAnybodys,    // the worker's, or that of any job on it (losses.h)
-  kWorkersLie,  // it said what does not fit: no job is to blame
-};
 
 class Core::State {
  public:
@@ -167,7 +162,7 @@ class Core::State {
   void FailMisfits(const std::vector<planner::WorkerView>& workers);
   bool MayHavePlace(const Guest& guest, const planner::ClusterView& view,
                     const std::vector<planner::Decision>& of_queue) const;
-  // Whether more may be asked of it: not on a worker that rests or is drained, or it never leaves.
+  // Whether more may be asked of it: not on a worker that rests or empties, or it never leaves.
   bool TakesMore(const Guest& guest) const;
   // Puts the guest or the job of that name, as decisions name both, into the group.
   void JoinAny(GroupState& group, const std::string& name);
@@ -240,6 +235,9 @@ class Core::State {
   void OnConnected(const WorkerConnected& connected);
   void OnSaid(const WorkerSaid& said);
   void OnGone(const WorkerGone& gone);
+  // It was told to end: its group empties as on one that is drained, and then it may go.
+  void OnLeaving(WorkerState& worker);
+  void LetGo(WorkerState& worker, const std::string& why);
   void OnTimer(const TimerFired& fired);
   void Tick();
   // A coordinator that stood still cannot say who was silent meanwhile: all get their time back.
@@ -318,9 +316,10 @@ class Core::State {
   GroupState RemoveGroup(GroupState& group);
   void SendTo(const StageState& stage, worker::v1::CoordinatorMessage message);
   void SendTo(const GroupState& group, const worker::v1::CoordinatorMessage& message);
-  // None of its workers rests or is drained.
+  // None of its workers rests or empties.
   bool TakesJobs(const GroupState& group) const;
-  bool IsDrained(const GroupState& group) const;
+  // One of them does the latter.
+  bool Empties(const GroupState& group) const;
   // Some stage is yet to say that the job's slot is loaded, or freed.
   static bool IsLoading(const GroupState& group, const std::string& job);
   static bool IsFreeing(const GroupState& group, const std::string& job);
@@ -460,8 +459,8 @@ class Core::State {
   void EndCancelled(const GroupState& group);
   void On(uint64_t request, const v1::DrainWorkerRequest& content);
   void On(uint64_t request, const v1::UndrainWorkerRequest& content);
-  std::string WhyDrained(const GroupState& group) const;
-  // Has all depart that may leave the drained worker's group.
+  std::string WhyEmpties(const GroupState& group) const;
+  // Has all depart that may leave the group, a worker of which empties.
   void Drain(GroupState& group);
 
   // ---- contents.cc ----

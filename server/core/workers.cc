@@ -146,6 +146,9 @@ void Core::State::OnSaid(const WorkerSaid& said) {
       wrong = WhatIsWrong(said.message.heartbeat());
       if (wrong.empty()) cluster_.OnHeartbeat(*worker, said.message.heartbeat());
       break;
+    case worker::v1::WorkerMessage::kLeaving:
+      OnLeaving(*worker);
+      break;
     default:
       wrong = "what only the first message may be, or nothing known";
   }
@@ -160,8 +163,26 @@ void Core::State::OnGone(const WorkerGone& gone) {
       cluster_.IsSilent(*worker)
           ? absl::StrCat("its control stream ended after it had said nothing for ",
                          (turn_.now_us() - worker->heard_us) / 1'000'000, " s")
-          : gone.reason;
+      : worker->leaving ? "it was told to end"
+                        : gone.reason;
   LoseWorker(*worker, why, Loss::kAnybodys);
+}
+
+void Core::State::OnLeaving(WorkerState& worker) {
+  if (std::exchange(worker.leaving, true)) return;
+  turn_.Info(absl::StrCat("worker '", worker.hello.worker(), "' was told to end"));
+  turn_.WantSchedule();
+  GroupState* group = groups_.Find(worker.group);
+  if (!group) return LetGo(worker, "it was told to end, and has no jobs");
+  Drain(*group);
+}
+
+void Core::State::LetGo(WorkerState& worker, const std::string& why) {
+  if (worker.connection == 0) return;
+  worker::v1::CoordinatorMessage message;
+  message.mutable_shutdown()->set_reason(why);
+  turn_.Do(Send{worker.connection, std::move(message)});
+  cluster_.End(worker);
 }
 
 void Core::State::CloseWorker(WorkerState& worker, const std::string& why, Loss loss) {
@@ -175,9 +196,11 @@ void Core::State::CloseLiar(WorkerState& worker, const std::string& what) {
 }
 
 void Core::State::LoseWorker(WorkerState& worker, const std::string& why, Loss loss) {
-  turn_.Do(Note{stopping_ ? Note::Level::kInfo : Note::Level::kWarning,
-                absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
   GroupState* group = groups_.Find(worker.group);
+  const bool in_order = stopping_ || (worker.leaving && !group);
+  turn_.Do(Note{in_order ? Note::Level::kInfo : Note::Level::kWarning,
+                absl::StrCat("worker '", worker.hello.worker(), "' is gone: ", why)});
+  if (worker.leaving && loss == Loss::kAnybodys) loss = Loss::kItsEnd;
   cluster_.Lose(worker);
   if (group) LoseGroup(*group, why, loss);
 }
@@ -332,10 +355,7 @@ void Core::State::On(uint64_t request, const StopRequested&) {
 void Core::State::FinishStop() {
   if (stops_.empty() || !groups_.empty() || !commits_.empty()) return;
   for (WorkerState* worker : cluster_.Connected()) {
-    worker::v1::CoordinatorMessage message;
-    message.mutable_shutdown()->set_reason("the coordinator is being stopped");
-    turn_.Do(Send{worker->connection, std::move(message)});
-    cluster_.End(*worker);
+    LetGo(*worker, "the coordinator is being stopped");
   }
   cluster_.fits().Put();  // what was learned since the last tick
   for (const uint64_t request : std::exchange(stops_, {})) turn_.Answer(request, std::monostate());

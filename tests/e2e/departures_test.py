@@ -26,11 +26,12 @@ def a_job(**fields):
 
 
 @contextlib.contextmanager
-def a_house():
-    with House(None, "--workers", "cpu:1", "--worker-threads", 1) as house:
+def a_house(workers="cpu:1"):
+    with House(None, "--workers", workers, "--worker-threads", 1) as house:
         house.lora("model", "add", "llama", "--path", GOLDEN / MODEL / "model")
         house.lora("dataset", "add", "rows", GOLDEN / ROWS / "train.jsonl")
-        house.wait_for_worker()
+        if workers != "none":
+            house.wait_for_worker()
         yield house
     house.clear()
 
@@ -241,6 +242,48 @@ def test_killed_while_draining():
         assert adapter_of(house, job) == bytes_undisturbed
 
 
+def test_told_to_end():
+    """Workers are told to end, eight in a row, by one signal or by two at once: nothing that they did is lost, and no job fails."""
+    bytes_undisturbed = undisturbed()
+    with a_house(workers="none") as house:
+        job = house.submit(a_job())
+        steps = [0]
+        for number in range(8):
+            worker = house.start_worker("--name", "w", "--threads", 1)
+            reach(house, job, steps[-1] + 1)
+            worker.send_signal(signal.SIGTERM)
+            if number % 2:
+                worker.send_signal(signal.SIGINT)
+            assert worker.wait(timeout=15) == 0
+            waits = becomes(house, job, "QUEUED")
+            assert waits["step"] == waits["last_checkpoint_step"] > steps[-1], waits
+            steps.append(waits["step"])
+        said = [event["reason"] for event in house.objects("events", job)]
+        assert "WORKER_LOST" not in said, said
+        house.start_worker("--name", "w", "--threads", 1)
+        assert adapter_of(house, job) == bytes_undisturbed
+        tell(f"    ended at steps {steps[1:]} of {STEPS}: the same bits")
+
+
+def test_told_to_end_without_time():
+    """A grace period that is too short costs steps, and is still no job's doing; a second signal ends a worker at once."""
+    with a_house(workers="none") as house:
+        job = house.submit(a_job())
+        worker = house.start_worker("--name", "w", "--threads", 1, "--grace-period", 600)
+        reach(house, job, 20)
+        house.process.send_signal(signal.SIGSTOP)  # it saves nothing
+        worker.terminate()
+        time.sleep(1.2)
+        assert worker.poll() is None
+        worker.terminate()
+        assert worker.wait(timeout=10) == 0
+        house.process.send_signal(signal.SIGCONT)
+        waits = becomes(house, job, "QUEUED")
+        assert waits["step"] == 0, waits
+        lost = [event["message"] for event in house.objects("events", job) if event["reason"] == "WORKER_LOST"]
+        assert len(lost) == 1 and "it was told to end" in lost[0], lost
+
+
 if __name__ == "__main__":
     main([test_paused, test_drained, test_updated, test_quota, test_killed_while_pausing, test_finished,
-          test_killed_while_draining])
+          test_killed_while_draining, test_told_to_end, test_told_to_end_without_time])

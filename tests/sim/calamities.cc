@@ -36,7 +36,11 @@ void EndsAtEffect(Stage& stage, const Happening& h) {
 
 void IsStopped(Stage& stage, const Happening&) { stage.site.StopCoordinator(); }
 
-void WorkerDies(Stage& stage, const Happening& h) { WorkerOf(stage, h).Kill(); }
+// By SIGKILL, or by SIGTERM: in order, as far as it gets that far.
+void WorkerDies(Stage& stage, const Happening& h) {
+  WorkerProcess& worker = WorkerOf(stage, h);
+  h.b % 3 == 0 ? worker.Terminate() : worker.Kill();
+}
 
 void StreamBreaks(Stage& stage, const Happening& h) {
   if (h.b % 2 == 0) return stage.site.CutStream(NumberOf(stage, h));

@@ -57,6 +57,7 @@ struct EffectText {
     if (e.message.has_cut_answer()) {
       return absl::StrCat("say first not enqueued ", e.message.cut_answer().first_not_enqueued());
     }
+    if (e.message.has_leaving()) return "say that it leaves";
     const v1::Report& report = e.message.report();
     return absl::StrCat("say ", report.epoch(), ".", report.number(), " ", ToText(report));
   }
@@ -90,7 +91,8 @@ struct EffectText {
 
 class Script {
  public:
-  Script() : core_({.hello = MakeHello()}) {}
+  explicit Script(int64_t grace_ms = CoreOptions().grace_ms)
+      : core_({.hello = MakeHello(), .grace_ms = grace_ms}) {}
 
   // What the core wants done about this. Notes and timers are not told of, but timers fire (Wait).
   Lines Happens(decltype(Event::content) content) {

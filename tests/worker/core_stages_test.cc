@@ -140,7 +140,7 @@ TEST_CASE("a group that is given up does not wait for its other stages") {
       Lines lines;
       if (how == std::string("dissolved")) lines = s.Dissolve(1);
       if (how == std::string("closed")) lines = s.Breaks(absl::AbortedError("WORKER_CLOSED"));
-      if (how == std::string("stopped")) lines = s.Happens(StopRequested{});
+      if (how == std::string("stopped")) lines = s.Happens(StopRequested{.at_once = true});
       if (how == std::string("lease")) {
         s.Breaks();
         lines = s.Wait(20'000);

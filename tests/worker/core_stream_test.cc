@@ -254,16 +254,63 @@ TEST_CASE("an engine that hangs ends the process, whoever gave its group up") {
   }
 }
 
-TEST_CASE("Shutdown and signals end it, and nothing follows") {
+v1::CoordinatorMessage Shutdown() {
+  v1::CoordinatorMessage shutdown;
+  shutdown.mutable_shutdown()->set_reason("over");
+  return shutdown;
+}
+
+TEST_CASE("Shutdown and a second signal end it, and nothing follows") {
+  const Lines end{"cancel calls", "hang up 1", "end: OK"};
   Script s;
   s.Begin();
-  CHECK(s.Happens(StopRequested{}) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves"});
+  CHECK(s.Happens(StopRequested{}).empty());  // at the same moment: the same one
+  s.Wait(1000);
+  CHECK(s.Happens(StopRequested{}) == end);
   CHECK(s.Happens(StopRequested{}).empty());
   Script t;
   t.Begin();
-  v1::CoordinatorMessage shutdown;
-  shutdown.mutable_shutdown()->set_reason("over");
-  CHECK(t.Hears(shutdown) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  CHECK(t.Hears(Shutdown()) == end);
+  Script u;
+  u.Begin();
+  CHECK(u.Happens(StopRequested{.at_once = true}) == end);
+}
+
+TEST_CASE("told to end, it goes on until it is let go, for its grace period at most") {
+  Script s;
+  s.Begin();
+  s.Hears(WindowOf(1, 1).Train(1, {"a"}));
+  CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves"});
+  CHECK(s.Done() == Lines{"FORWARD 1"});  // the window is begun
+  SECTION("it is let go") {
+    CHECK(s.Hears(Shutdown()) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  }
+  SECTION("the coordinator is lost: nobody would save its jobs") {
+    CHECK(s.Breaks() == Lines{"cancel calls", "end: OK"});
+  }
+  SECTION("nothing comes") {
+    for (const std::string& line : s.Wait(19'999)) CHECK(line == "read memory");
+    CHECK(s.Wait(1) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  }
+}
+
+TEST_CASE("told to end before the Welcome, it says so behind it") {
+  Script s;
+  s.Happens(Started{});
+  CHECK(s.Happens(StopRequested{}).empty());
+  SECTION("which comes") { CHECK(s.Welcome(false).front() == "say that it leaves"); }
+  SECTION("which does not") { CHECK(s.Breaks() == Lines{"cancel calls", "end: OK"}); }
+}
+
+TEST_CASE("told to end without a coordinator, or without a grace period, it does at once") {
+  Script s;
+  s.Begin();
+  s.Breaks();
+  CHECK(s.Happens(StopRequested{}) == Lines{"cancel calls", "end: OK"});
+  Script t(/*grace_ms=*/0);
+  t.Begin();
+  CHECK(t.Happens(StopRequested{}) == Lines{"cancel calls", "hang up 1", "end: OK"});
 }
 
 TEST_CASE("a reason that the coordinator gave is told once") {

@@ -83,6 +83,16 @@ TEST_CASE("a name is claimed by one process at a time, and free again when that 
   CHECK(ClaimName(name) == name + "-4");
 }
 
+// At SIGTERM, which it tells of, once it is let go.
+void EndInOrder(FakeCoordinator* coordinator, pid_t pid) {
+  kill(pid, SIGTERM);
+  coordinator->Await([](const v1::WorkerMessage& m) { return m.has_leaving(); });
+  v1::CoordinatorMessage message;
+  message.mutable_shutdown()->set_reason("it has no jobs");
+  coordinator->Send(message);
+  CHECK(ExitStatus(pid) == 0);
+}
+
 TEST_CASE("says hello and ends at SIGTERM with status 0") {
   FakeCoordinator coordinator;
   const pid_t pid = Start({"--coordinator", coordinator.address(), "--name", "w7", "--threads", "2",
@@ -95,8 +105,28 @@ TEST_CASE("says hello and ends at SIGTERM with status 0") {
   CHECK(hello.memory_bytes() == int64_t{3} << 30);
   CHECK(hello.pid() == pid);
   CHECK(hello.numerics_id().size() == 16);
-  kill(pid, SIGTERM);
-  CHECK(ExitStatus(pid) == 0);
+  EndInOrder(&coordinator, pid);
+}
+
+TEST_CASE("ends at SIGTERM when its grace period is over, at a second one at once") {
+  using std::chrono::steady_clock;
+  for (const bool again : {true, false}) {
+    FakeCoordinator coordinator;
+    const pid_t pid =
+        Start({"--coordinator", coordinator.address(), "--grace-period", again ? "60" : "1"});
+    coordinator.AwaitHello();
+    const auto told = steady_clock::now();
+    kill(pid, SIGTERM);
+    coordinator.Await([](const v1::WorkerMessage& m) { return m.has_leaving(); });
+    if (again) {
+      std::this_thread::sleep_for(1100ms);
+      kill(pid, SIGTERM);
+    }
+    CHECK(ExitStatus(pid) == 0);
+    const std::chrono::duration<double> took = steady_clock::now() - told;
+    CHECK(took.count() < 20);
+    if (!again) CHECK(took.count() >= 1);
+  }
 }
 
 TEST_CASE("ends at SIGTERM while nobody answers") {
@@ -113,6 +143,7 @@ TEST_CASE("a refusal is status 1, a wrong flag another") {
   CHECK(ExitStatus(Start({})) > 1);
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--device", "abacus"})) > 1);
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "carrier"})) > 1);
+  CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--grace-period", "-1"})) > 1);
   // Whose memory is the host's has nothing that a neighbour could write into by peer.
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "peer"})) == 1);
   CHECK(ExitStatus(Start({"--coordinator", "127.0.0.1:1", "--transport", "nccl"})) == 1);
@@ -176,8 +207,7 @@ TEST_CASE("its peak is what was planned") {
   std::cout << "peak over plan: " << ratio << ", of "
             << (formed.reserved_bytes() + slot_bytes) / (1 << 20) << " MiB" << std::endl;
   CHECK(ratio == Approx(1).margin(0.02));
-  kill(pid, SIGTERM);
-  CHECK(ExitStatus(pid) == 0);
+  EndInOrder(&coordinator, pid);
 }
 
 // Stage `stage` of two of a model of six blocks.
@@ -248,8 +278,7 @@ TEST_CASE("two processes train as two stages; of the one that is killed the othe
       coordinators[1].AwaitReport(v1::Report::kGroupFailed).group_failed();
   CHECK(failed.reason() == "STAGE_LOST");
   CHECK_THAT(failed.message(), Catch::Contains("stage 0"));
-  kill(pids[1], SIGTERM);
-  CHECK(ExitStatus(pids[1]) == 0);
+  EndInOrder(&coordinators[1], pids[1]);
 }
 
 TEST_CASE("of a stage that is killed while another joins it, that one tells, or is let go") {
@@ -288,8 +317,7 @@ TEST_CASE("of a stage that is killed while another joins it, that one tells, or 
     coordinators[other].Send(again);
     CHECK(coordinators[other].AwaitReport(v1::Report::kGroupFormed).epoch() == 2);
     CHECK(std::chrono::steady_clock::now() - begun < 5s);
-    kill(pids[other], SIGTERM);
-    CHECK(ExitStatus(pids[other]) == 0);
+    EndInOrder(&coordinators[other], pids[other]);
   }
 }
 

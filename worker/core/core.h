@@ -20,6 +20,8 @@ struct CoreOptions {
   int64_t pause_last_ms = 5000;
   // An engine that is not back after so long, when its group is given up, never will be.
   int64_t leave_ms = 60'000;
+  // Told to end, it waits so long for its jobs to be saved; 0: not at all.
+  int64_t grace_ms = 20'000;
 };
 
 // Every decision of a worker, in one single-threaded function Apply(event) -> effects: how it lives
@@ -33,6 +35,9 @@ struct CoreOptions {
 // A group that nobody asked for during one lease is given up, and so is that of a coordinator which
 // closes the stream. Before the next dial the engine must have left its group; one that hangs ends
 // the process.
+//
+// Told to end, it says so (Leaving) and goes on, until the coordinator has let it go (Shutdown) or
+// is lost, or the grace period is over.
 //
 // A group of several stages is formed in two phases: FormGroup, and once all stages have said
 // GroupFormed, Connect, which joins them. A stage that cannot be reached, or is gone later, ends

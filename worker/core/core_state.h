@@ -65,6 +65,7 @@ class WorkerCore::State {
   void Dial();
   void HangUpStream();
   void SayReport(const v1::Report& report);
+  void SayLeaving();
   void EndWith(absl::Status status);
 
   // ---- core.cc: the group ----
@@ -125,6 +126,7 @@ class WorkerCore::State {
   double welcome_by_ms_ = kNever;  // kDialling
   double heartbeat_at_ms_ = 0;     // kStands
   double away_since_ms_ = 0;       // not kStands
+  double told_to_end_ms_ = kNever;
   int64_t heartbeat_ms_ = 1000;
   int64_t lease_ms_ = 10000;
   ReportLog reports_;

@@ -14,6 +14,8 @@ constexpr double kWelcomeMs = 10'000;
 // Without a group it says so often less that it lives: a coordinator with many idle workers does
 // little else than hear them.
 constexpr int64_t kIdle = 2;
+// Signals that come closer together are one: a launcher may send its own beside its launcher's.
+constexpr double kOneSignalMs = 1000;
 
 // Whether no retry mends it.
 bool Final(const absl::Status& status) {
@@ -73,6 +75,8 @@ void WorkerCore::State::OnWelcome(const v1::Welcome& welcome) {
   if (held_.epoch != 0 && !welcome.adopted()) GiveUpGroup();
   // The reports that the old stream did not bring over.
   for (const v1::Report& report : reports_.kept()) SayReport(report);
+  // It may have been given a group with the Welcome.
+  if (told_to_end_ms_ < kNever) SayLeaving();
 }
 
 void WorkerCore::State::OnOrder(v1::CoordinatorMessage& message) {
@@ -105,6 +109,7 @@ void WorkerCore::State::On(const StreamBroke& event) {
   if (link_ == LinkState::kStands) away_since_ms_ = now_ms_;
   link_ = LinkState::kDown;
   if (Final(event.status)) return EndWith(event.status);
+  if (told_to_end_ms_ < kNever) return EndWith(absl::OkStatus());
   if (absl::IsAborted(event.status)) GiveUpGroup();  // we are lost to the coordinator
   welcome_by_ms_ = kNever;
   dial_at_ms_ = now_ms_ + pause_ms_;
@@ -147,6 +152,11 @@ void WorkerCore::State::OnTime() {
     return EndWith(absl::InternalError(absl::StrCat(
         "its engine hangs: it has not left its group for ", options_.leave_ms, " ms")));
   }
+  if (now_ms_ >= told_to_end_ms_ + static_cast<double>(options_.grace_ms)) {
+    Log(Note::Level::kWarning,
+        absl::StrCat("its jobs were not saved within ", options_.grace_ms, " ms: it ends"));
+    return EndWith(absl::OkStatus());
+  }
   if (now_ms_ >= dial_at_ms_ && !leaving()) Dial();
   if (now_ms_ >= welcome_by_ms_) {
     Log(Note::Level::kWarning, "no Welcome came for our Hello");
@@ -165,7 +175,8 @@ void WorkerCore::State::OnTime() {
 }
 
 double WorkerCore::State::NextDue() const {
-  double due_ms = std::min(leave_by_ms_, welcome_by_ms_);
+  double due_ms = std::min(
+      {leave_by_ms_, welcome_by_ms_, told_to_end_ms_ + static_cast<double>(options_.grace_ms)});
   if (link_ == LinkState::kStands) due_ms = std::min(due_ms, saves_.NextDue());
   if (!leaving()) due_ms = std::min(due_ms, dial_at_ms_);
   if (link_ == LinkState::kStands) {
@@ -183,7 +194,24 @@ double WorkerCore::State::NextDue() const {
 
 // ---- the process ----
 
-void WorkerCore::State::On(const StopRequested&) { EndWith(absl::OkStatus()); }
+void WorkerCore::State::On(const StopRequested& event) {
+  const bool again = told_to_end_ms_ < kNever;
+  if (again && !event.at_once && now_ms_ < told_to_end_ms_ + kOneSignalMs) return;
+  const bool reaches = link_ == LinkState::kStands || link_ == LinkState::kDialling;
+  if (again || event.at_once || !reaches || options_.grace_ms == 0) {
+    return EndWith(absl::OkStatus());
+  }
+  told_to_end_ms_ = now_ms_;
+  Log(Note::Level::kInfo, absl::StrCat("told to end: its jobs are saved first, which may take ",
+                                       options_.grace_ms, " ms; a second signal ends it at once"));
+  if (link_ == LinkState::kStands) SayLeaving();
+}
+
+void WorkerCore::State::SayLeaving() {
+  v1::WorkerMessage message;
+  message.mutable_leaving();
+  Do(Say{std::move(message)});
+}
 
 void WorkerCore::State::EndWith(absl::Status status) {
   ended_ = true;

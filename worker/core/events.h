@@ -60,8 +60,10 @@ struct MemoryRead {
 // At the moment that SetTimer named, or a little later.
 struct TimerFired {};
 
-// SIGTERM, SIGINT.
-struct StopRequested {};
+// SIGTERM, SIGINT, SIGHUP. One that comes a second later ends it at once.
+struct StopRequested {
+  bool at_once = false;
+};
 
 struct Event {
   double now_ms = 0;  // of a clock that never goes back

@@ -207,6 +207,7 @@ void Cluster::Lose(WorkerState& worker) {
   worker.files_rest = {};
   worker.joins_failed = 0;
   worker.doubtful_until_us = 0;
+  worker.leaving = false;
   worker.leaves_epoch = 0;
   worker.group.clear();
   worker.reforms.clear();
@@ -326,7 +327,7 @@ bool Cluster::AnotherHolds(const planner::QueuedJob& job, const std::vector<std:
   return std::ranges::any_of(workers_, [&](const auto& entry) {
     const auto& [name, worker] = entry;
     const bool there = worker.connection != 0 || IsAwaited(worker);
-    const bool now = there && !worker.drained;
+    const bool now = there && !worker.empties();
     const bool soon = there || turn_.now_us() - worker.lost_us < kForgivenUs;
     return (when == When::kNow ? now : soon) && std::ranges::find(than, name) == than.end() &&
            planner::FitsAlone(job, DeviceOf(worker.hello), worker.hello.memory_bytes(),
@@ -350,6 +351,7 @@ absl::Status Cluster::CheckInvariants() const {
       if (worker.memory_was_taken || worker.memory_rest.until_us != 0) {
         return broken("is lost and rests for its memory");
       }
+      if (worker.leaving) return broken("is lost and is about to leave");
       if (worker.files_rest.until_us != 0) return broken("is lost and rests for its files");
       continue;
     }

@@ -108,16 +108,18 @@ class Cluster {
   void RestForFiles(WorkerState& worker, const std::string& why);
   // It said what does not fit: it rests, also when it comes again.
   void RestAsLiar(WorkerState& worker, const std::string& what);
-  // Neither resting nor drained.
+  // It neither rests nor empties.
   bool TakesJobs(const WorkerState& worker) const {
-    return !worker.drained && WhyRests(worker).empty();
+    return !worker.empties() && WhyRests(worker).empty();
   }
   std::string WhyRests(const WorkerState& worker) const;
+  // REQUIRES: it does.
+  static std::string WhyEmpties(const WorkerState& worker);
   // It is connected, but so many heartbeats did not come that it may be stopped, or gone. One
   // without a group leaves every second one out.
   bool IsSilent(const WorkerState& worker) const;
   static constexpr int64_t kSilentHeartbeats = 5;
-  // The text that a waiting job shows about workers that rest or are drained; empty where none is.
+  // The text that a waiting job shows about workers that rest or empty; empty where none does.
   std::string WhyRest() const;
 
   // ---- heartbeats ----
@@ -143,8 +145,8 @@ class Cluster {
   // The same on that worker; null: some CPU.
   LoneGroup GroupAloneOn(const WorkerState* worker, const planner::QueuedJob& job) const;
   // Whether a worker that is none of `than` holds the job alone: now, being connected or awaited and
-  // not drained; or soon, where it may also be drained, or was lost a short while ago, as when its
-  // host is started again.
+  // taking jobs; or soon, where it may also empty, or was lost a short while ago, as when its host
+  // is started again.
   enum class When { kNow, kSoon };
   bool AnotherHolds(const planner::QueuedJob& job, const std::vector<std::string>& than,
                     When when) const;

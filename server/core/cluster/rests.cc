@@ -45,6 +45,11 @@ void Cluster::RestAsLiar(WorkerState& worker, const std::string& what) {
   Prolong(worker, rest, options_.postpone_ms, options_.postpone_max_ms, what);
 }
 
+std::string Cluster::WhyEmpties(const WorkerState& worker) {
+  return worker.leaving ? "was told to end"
+                        : absl::StrCat("is drained (", worker.drain_reason, ")");
+}
+
 std::string Cluster::WhyRests(const WorkerState& worker) const {
   if (worker.lie_rest.until_us > turn_.now_us()) {
     return absl::StrCat("said what does not fit, and gets nothing for a while: ",
@@ -73,8 +78,7 @@ std::string Cluster::WhyRest() const {
   std::string text;
   for (const auto& [name, worker] : workers_) {
     if (worker.connection == 0) continue;
-    const std::string why =
-        worker.drained ? absl::StrCat("is drained (", worker.drain_reason, ")") : WhyRests(worker);
+    const std::string why = worker.empties() ? WhyEmpties(worker) : WhyRests(worker);
     if (why.empty()) continue;
     absl::StrAppend(&text, text.empty() ? "" : "; ", "worker '", name, "' ", why);
   }

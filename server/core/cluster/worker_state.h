@@ -50,10 +50,15 @@ struct WorkerState {
   int32_t joins_failed = 0;  // planner::WorkerView's, of its process
   // It was overdue lately (patience.h), its process: no job waits for it that others would hold.
   int64_t doubtful_until_us = 0;
+  // Its process was told to end, and does so without jobs.
+  bool leaving = false;
   // By an operator: it gets no new job. Kept by its name, over streams and starts.
   bool drained = false;
   std::string drain_reason;
   int64_t drain_wall_us = 0;
+
+  // It gets no new job, and those that it has leave it.
+  bool empties() const { return drained || leaving; }
 };
 
 }  // namespace lorad::server

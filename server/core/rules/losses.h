@@ -19,6 +19,13 @@ namespace lorad::server {
 // failed_on), and one that is gone may be back.
 inline constexpr int64_t kForgivenUs = 600'000'000;
 
+// The cause of the loss of a worker.
+enum class Loss {
+  kAnybodys,    // the worker's, or that of any job on it
+  kWorkersLie,  // it said what does not fit: no job is to blame
+  kItsEnd,      // it was told to end: nobody is to blame
+};
+
 // JobRecord::company_max after a loss: `losses` without progress, this one included;
 // `company_max` as it was; `suspects` of the group that was lost, itself among them.
 int32_t CompanyAfterLoss(int32_t losses, int32_t company_max, int32_t suspects);

@@ -1,4 +1,5 @@
-// Jobs that leave their group alive, as stories: paused, resumed, from a worker that is drained.
+// Jobs that leave their group alive, as stories: paused, resumed, from a worker that is drained, or
+// was told to end.
 #include <random>
 
 #include "tests/server/core/scenario.h"
@@ -183,6 +184,116 @@ TEST_CASE("a job of a drained worker waits by its priority, before its equals, a
   world->RunUntilState(urgent, Job::RUNNING);
   CHECK(world->StateOf(low) == Job::QUEUED);
   for (const std::string& job : {urgent, low, equal}) world->RunUntilState(job, Job::SUCCEEDED);
+}
+
+// The world's worker that has it.
+int NumberOf(World& world, const std::string& job, int workers) {
+  const std::string group = world.Job(job).group();
+  for (int i = 0; i < workers; ++i) {
+    if (WorkerOf(world, world.worker(i).hello().worker()).group() == group) return i;
+  }
+  FAIL("no worker has " << group);
+  return 0;
+}
+
+bool WasLost(World& world, const std::string& job) {
+  return std::ranges::count(world.Events(job), "WORKER_LOST", &v1::Event::reason) > 0;
+}
+
+TEST_CASE("of a worker that is told to end jobs go elsewhere, saved, and it is let go") {
+  WorldOptions options;
+  options.workers = 2;
+  auto world = MakeWorld(options);
+  const std::string job = world->Submit(LongJob());
+  world->StartWorkers();
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  sim::WorkerProcess& worker = world->worker(NumberOf(*world, job, 2));
+  const std::string name = worker.hello().worker();
+  const int64_t told_us = world->now_us();
+  worker.Terminate();
+  bool left = false;
+  world->RunUntil([&] {
+    left |= WorkerOf(*world, name).state() == v1::Worker::DRAINING;
+    return !worker.running();
+  });
+  CHECK(left);
+  CHECK(world->now_us() - told_us < 5'000'000);  // not at the end of its grace period
+  CHECK(world->Job(job).last_checkpoint_step() == world->Job(job).step());
+  CHECK(std::ranges::count(world->notes(), "worker '" + name + "' was told to end") == 1);
+  world->RunUntil([&] { return WorkerOf(*world, name).state() == v1::Worker::IDLE; });  // again
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Metrics(job).size() == 30);
+  CHECK_FALSE(WasLost(*world, job));
+  world->CheckInvariants();
+}
+
+TEST_CASE("told to end while it has no jobs, or its group forms, a worker is let go at once") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  world->Settle();
+  const std::string name = world->worker(0).hello().worker();
+  const auto ends = [&] {
+    const int64_t told_us = world->now_us();
+    world->worker(0).Terminate();
+    world->RunUntil([&] { return !world->worker(0).running(); });
+    CHECK(world->now_us() - told_us < 1'000'000);
+  };
+  ends();
+  // So often in a row that these would fail the job if they were losses.
+  const std::string job = world->Submit(LongJob());
+  for (int i = 0; i < 12; ++i) {
+    world->RunUntil(
+        [&] { return world->StateOf(job) == Job::PREPARING && world->worker(0).running(); });
+    ends();
+  }
+  world->RunUntilState(job, Job::SUCCEEDED);
+  CHECK(world->Job(job).attempts() == 13);
+  CHECK_FALSE(WasLost(*world, job));
+  // Its group is empty, and kept for who may come.
+  world->RunUntil([&] { return WorkerOf(*world, name).state() == v1::Worker::IDLE; });
+  CHECK_FALSE(WorkerOf(*world, name).group().empty());
+  ends();
+  world->CheckInvariants();
+}
+
+TEST_CASE("what a worker that was told to end could not save is nobody's doing") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  for (int i = 0; i < 12; ++i) {
+    world->RunUntil(
+        [&] { return world->StateOf(job) == Job::RUNNING && world->worker(0).running(); });
+    world->worker(0).mischief().hangs_uploads = true;
+    world->worker(0).Terminate();
+    world->RunUntil([&] { return !world->worker(0).running(); });
+    CHECK(IsLive(world->StateOf(job)));
+    world->worker(0).mischief().hangs_uploads = false;
+  }
+  CHECK(WasLost(*world, job));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
+TEST_CASE("jobs of the last worker that was told to end wait, and say so") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string job = world->Submit(LongJob());
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  sim::WorkerProcess& worker = world->worker(0);
+  const std::string name = worker.hello().worker();
+  worker.mischief().hangs_uploads = true;  // of this job, so that it stays
+  const std::string waits = world->Submit([] {
+    Job other = LongJob();
+    other.set_base_model("m2");
+    return other;
+  }());
+  worker.Terminate();
+  world->RunUntil(
+      [&] { return world->Job(waits).queue().why() == "worker '" + name + "' was told to end"; });
+  CHECK(WorkerOf(*world, name).resting() == "was told to end");
+  worker.mischief().hangs_uploads = false;
+  for (const std::string& one : {job, waits}) world->RunUntilState(one, Job::SUCCEEDED);
+  world->CheckInvariants();
 }
 
 TEST_CASE("jobs of the last worker wait while it is drained, and say so; also after a crash") {

@@ -57,6 +57,7 @@ WorkerProcess::WorkerProcess(const Machine& machine, Clockwork& clock, Coordinat
 void WorkerProcess::Start() {
   REQUIRE_FALSE(core_);
   life_++;
+  terminated_ = false;
   core_ = std::make_unique<worker::WorkerCore>(worker::CoreOptions{.hello = hello_});
   SimEngine::Hooks hooks;
   hooks.report = [this](worker::v1::Report report) {
@@ -96,6 +97,14 @@ void WorkerProcess::Kill(bool restart) {
   if (!restart) return;
   clock_.At(clock_.now_us() + kRestartUs, [this, life = life_] {
     if (life_ == life) Start();
+  });
+}
+
+void WorkerProcess::Terminate() {
+  if (!core_) return;
+  WhenAwake([this] {
+    terminated_ = true;
+    Apply(worker::StopRequested{});
   });
 }
 
@@ -165,7 +174,8 @@ void WorkerProcess::Do(worker::Effect effect) {
                  // Who was told to go comes with the next start of the coordinator, which may have
                  // been while its process was stopped.
                  [&](worker::End& end) {
-                   Kill(/*restart=*/!end.status.ok() || coordinator_.life() != dialled_life_);
+                   const bool let_go = !terminated_ && coordinator_.life() == dialled_life_;
+                   Kill(/*restart=*/!end.status.ok() || !let_go);
                  },
                  [&](auto& order) { CarryOut(std::move(order)); },
              },

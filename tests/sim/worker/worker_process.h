@@ -83,6 +83,8 @@ class WorkerProcess {
   void Start();
   // SIGKILL, if it runs.
   void Kill(bool restart = true);
+  // SIGTERM, if it runs; it is started again once it has ended.
+  void Terminate();
   bool running() const { return core_ != nullptr; }
   // 0: it has no stream.
   uint64_t connection() const { return connection_; }
@@ -155,6 +157,7 @@ class WorkerProcess {
   std::unique_ptr<worker::WorkerCore> core_;  // null: it does not run
   std::unique_ptr<SimEngine> engine_;
   int64_t life_ = 0;  // counts its starts and ends
+  bool terminated_ = false;
   int64_t stopped_until_us_ = 0;
   int64_t stopped_since_us_ = 0;
   int64_t longest_stop_us_ = 0;

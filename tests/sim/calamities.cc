@@ -36,11 +36,9 @@ void EndsAtEffect(Stage& stage, const Happening& h) {
 
 void IsStopped(Stage& stage, const Happening&) { stage.site.StopCoordinator(); }
 
-// By SIGKILL, or by SIGTERM: in order, as far as it gets that far.
-void WorkerDies(Stage& stage, const Happening& h) {
-  WorkerProcess& worker = WorkerOf(stage, h);
-  h.b % 3 == 0 ? worker.Terminate() : worker.Kill();
-}
+void WorkerDies(Stage& stage, const Happening& h) { WorkerOf(stage, h).Kill(); }
+
+void WorkerIsToldToEnd(Stage& stage, const Happening& h) { WorkerOf(stage, h).Terminate(); }
 
 void StreamBreaks(Stage& stage, const Happening& h) {
   if (h.b % 2 == 0) return stage.site.CutStream(NumberOf(stage, h));
@@ -336,6 +334,7 @@ constexpr Kind kCalamities[] = {
     {"two workers reach each other slowly for a while", LinkIsSlow, false, true},
     {"two workers reach each other with small messages alone for a while", LinkIsNarrow, false,
      true, true},
+    {"a worker is told to end", WorkerIsToldToEnd, true, false, true},
 };
 
 }  // namespace

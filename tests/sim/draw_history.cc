@@ -63,7 +63,8 @@ std::vector<Machine> DrawStageMachines(std::mt19937_64& random, int stages) {
 
 // Kinds of calamities: those of groups of several workers come last, and those of few behind them.
 int CountKindsOfAll() {
-  return static_cast<int>(std::ranges::count(Calamities(), false, &Kind::of_stages));
+  return static_cast<int>(std::ranges::count_if(
+      Calamities(), [](const Kind& kind) { return !kind.of_stages && !kind.of_few; }));
 }
 int CountKindsOfStages() {
   return static_cast<int>(std::ranges::count(Calamities(), false, &Kind::of_few));
@@ -86,7 +87,8 @@ std::discrete_distribution<int> DrawCalamities(std::mt19937_64& random, bool sta
 // Where jobs end their workers nobody else does: who is innocent must not fail.
 std::discrete_distribution<int> SparingWorkers() {
   std::vector<double> weights;
-  for (const Kind& kind : Calamities()) weights.push_back(kind.spares_workers ? 1 : 0);
+  for (const Kind& kind : Calamities())
+    weights.push_back(kind.spares_workers && !kind.of_few ? 1 : 0);
   return {weights.begin(), weights.end()};
 }
 
@@ -169,6 +171,9 @@ void AddNarrow(bool from_all, History* history) {
 // Which of kNarrowEvery histories of stages: none that mutations.md names, lest its seeds turn.
 constexpr uint64_t kNarrowForEver = 8, kNarrowForAWhile = 14;
 bool IsOf(uint64_t which, uint64_t seed) { return seed / kStagesEvery % kNarrowEvery == which; }
+
+// In one history of six, of stages or not; none of those either.
+bool AreToldToEnd(uint64_t seed) { return seed % 12 > 9; }
 
 // What few histories of stages have besides what others have.
 void AddRare(uint64_t seed, History* history) {
@@ -412,6 +417,9 @@ History DrawHistory(uint64_t seed) {
   for (int i = random() % 3 == 0 ? Draw(random, 1, 3) : 0; i > 0; --i) add(kFinishKind);
   for (int i = stages && IsOf(kNarrowForAWhile, seed) ? Draw(random, 2, 8) : 0; i > 0; --i) {
     add(KindOf("two workers reach each other with small messages alone for a while"));
+  }
+  for (int i = AreToldToEnd(seed) ? Draw(random, 1, 12) : 0; i > 0; --i) {
+    add(KindOf("a worker is told to end"));
   }
   Number(history.happenings);
   if (stages) AddRare(seed, &history);

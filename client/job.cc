@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/calls/error.h"
 #include "client/calls/find_job.h"
 #include "client/calls/range.h"
 #include "client/calls/rpc.h"
@@ -20,6 +21,7 @@
 #include "client/text/table.h"
 #include "client/text/training.h"
 #include "client/text/width.h"
+#include "lorad/v1/checkpoints.grpc.pb.h"
 #include "lorad/v1/jobs.grpc.pb.h"
 
 namespace lorad::client {
@@ -107,7 +109,19 @@ absl::Status List(Session& session, const Options& options) {
   return status;
 }
 
-void AddProgress(const Job& job, Table& table) {
+// The newest that is there: the job knows the last that was saved, which may be deleted.
+absl::StatusOr<std::string> NewestCheckpoint(Session& session, const Job& job) {
+  if (job.last_checkpoint_step() == 0) return "-";
+  lorad::v1::GetCheckpointRequest request;
+  request.set_job(job.name());
+  lorad::v1::Checkpoint newest;
+  const auto status = Call(session, &lorad::v1::Checkpoints::Stub::GetCheckpoint, request, newest);
+  if (status.ok()) return absl::StrCat("step ", newest.step());
+  if (ReasonOf(status) == "CHECKPOINT_NOT_FOUND") return "none: all were deleted";
+  return status;
+}
+
+void AddProgress(const Job& job, const std::string& newest_checkpoint, Table& table) {
   table.Add({"step", StepsText(job)});
   if (job.finish_step() > 0) {
     table.Add({"finish", absl::StrCat("its user asked it to end at step ", job.finish_step(),
@@ -127,9 +141,7 @@ void AddProgress(const Job& job, Table& table) {
   table.Add({"learning rate", job.has_learning_rate() ? RateText(job.learning_rate()) : "-"});
   table.Add({"gradient norm", LossOrDash(job.has_grad_norm(), job.grad_norm())});
   table.Add({"time left", job.has_seconds_left() ? DurationText(job.seconds_left()) : "-"});
-  table.Add({"last checkpoint", job.last_checkpoint_step() == 0
-                                    ? "-"
-                                    : absl::StrCat("step ", job.last_checkpoint_step())});
+  table.Add({"last checkpoint", newest_checkpoint});
   if (!job.group().empty()) {
     table.Add({"group", absl::StrCat(job.group(), ", with ", job.packed_with(),
                                      job.packed_with() == 1 ? " other" : " others")});
@@ -181,6 +193,8 @@ absl::Status Show(Session& session, Options& options) {
     std::cout << ToJson(job) << "\n";
     return status;
   }
+  const absl::StatusOr<std::string> newest_checkpoint = NewestCheckpoint(session, job);
+  if (!newest_checkpoint.ok()) return newest_checkpoint.status();
   Table table = Table::OfFields();
   table.Add({"job", job.name()});
   if (!job.display_name().empty()) table.Add({"name", job.display_name()});
@@ -208,7 +222,7 @@ absl::Status Show(Session& session, Options& options) {
   AddAdapter(job.adapter(), table);
   AddTraining(job.training(), table);
   if (!job.validation_dataset().empty()) AddEvaluations(job.training(), table);
-  AddProgress(job, table);
+  AddProgress(job, *newest_checkpoint, table);
   if (auto added = AddLosses(session, job, table); !added.ok()) return added;
   table.Add({"created", TimeText(job.create_time())});
   AddMoments(job, table);

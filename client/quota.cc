@@ -2,10 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "client/calls/range.h"
 #include "client/calls/rpc.h"
 #include "client/calls/session.h"
 #include "client/text/json.h"
@@ -104,9 +106,13 @@ void AddQuotaCommands(CLI::App& app, Session& session) {
   CLI::App& set =
       *group.add_subcommand("set", "Make or replace one; what is not named has no limit");
   set.add_option("label", options->label, kLabel)->required();
-  set.add_option("--running", options->running, "Jobs that run; others wait in the queue");
-  set.add_option("--queued", options->queued, "Jobs that wait; more are refused");
+  const CLI::Validator limit = From(std::int64_t{0}, std::numeric_limits<std::int64_t>::max(),
+                                    "; without the option there is no limit");
+  set.add_option("--running", options->running, "Jobs that run; others wait in the queue")
+      ->check(limit);
+  set.add_option("--queued", options->queued, "Jobs that wait; more are refused")->check(limit);
   set.add_option("--stored", options->stored, "Bytes of checkpoints, e.g. 10GiB; then no more jobs")
+      ->check(limit)
       ->transform(CLI::AsSizeValue(false))
       ->transform(CLI::Validator(NotNegative, ""));  // before that, to which -1 is a large number
   set.callback([&session, options] {

@@ -12,9 +12,9 @@ namespace lorad::client {
 
 // Says by itself what is wrong with any text that is no such number, so RefuseWrongNumbers
 // (usage.h) leaves the option alone. CLI11's own ranges print 300 digits of a double, and let -1
-// pass for the largest whole number.
+// pass for the largest whole number. `instead` is what the error ends in: what else may be meant.
 template <typename Number>
-CLI::Validator From(Number least, Number most) {
+CLI::Validator From(Number least, Number most, const std::string& instead = "") {
   const std::string range = absl::StrCat("from ", least, " to ", most);
   return CLI::Validator(
       [=](std::string& text) {
@@ -28,7 +28,7 @@ CLI::Validator From(Number least, Number most) {
         within = within && number >= least && number <= most;
         const char* const kind = std::is_floating_point_v<Number> ? "number" : "whole number";
         return within ? std::string()
-                      : absl::StrCat("must be a ", kind, " ", range, ", got '", text, "'");
+                      : absl::StrCat("must be a ", kind, " ", range, ", got '", text, "'", instead);
       },
       range);
 }

@@ -361,8 +361,10 @@ void Core::State::On(uint64_t request, const v1::DeleteCheckpointRequest& conten
   if (!job) return turn_.Fail(request, NotFound(kJobKind, content.job()));
   auto& steps = *job->record.mutable_checkpoint_steps();
   const auto found = std::ranges::find(steps, content.step());
+  if (found == steps.end()) {
+    return turn_.Fail(request, NoCheckpoint(job->record, content.step()));
+  }
   const std::string name = absl::StrCat(content.job(), "/", content.step());
-  if (found == steps.end()) return turn_.Fail(request, NotFound("checkpoint", name));
   if (IsLive(job->state()) && content.step() == job->job().last_checkpoint_step()) {
     return turn_.Fail(
         request, PreconditionFailed("IN_USE", absl::StrCat("job ", content.job()),

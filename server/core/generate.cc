@@ -6,6 +6,7 @@
 #include "server/core/catalog/model_shape.h"
 #include "server/core/events/data_dir.h"
 #include "server/core/rules/failures.h"
+#include "server/core/rules/kept_checkpoints.h"
 #include "server/core/state.h"
 #include "server/errors/errors.h"
 #include "storage/adapters/peft_config.h"
@@ -40,7 +41,7 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
   if (!catalog_.HasModel(view.base_model())) return NotFound(kModelKind, view.base_model());
   const auto& steps = job->record.checkpoint_steps();
   if (ask.step && std::ranges::count(steps, *ask.step) == 0) {
-    return NotFound("checkpoint", absl::StrCat(ask.job, "/", *ask.step));
+    return NoCheckpoint(job->record, *ask.step);
   }
   if (steps.empty()) {
     const int64_t every = view.training().checkpoint_every_steps();

@@ -7,9 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "server/core/events/store_kinds.h"
-#include "server/core/rules/job_states.h"
 #include "server/core/rules/kept_checkpoints.h"
 #include "server/errors/errors.h"
 #include "server/validation/limits.h"
@@ -108,21 +106,6 @@ void AddLoss(const records::JobRecord& job, v1::Checkpoint* checkpoint) {
   if (loss == job.validation_losses().end()) return;
   checkpoint->set_validation_loss(loss->second);
   checkpoint->set_best(BestCheckpoint(job) == checkpoint->step());
-}
-
-// That it has none of this step (0: of any), and which it has.
-absl::Status NoCheckpoint(const records::JobRecord& job, int64_t step) {
-  constexpr int kNamed = 5;  // of the newest
-  const auto& steps = job.checkpoint_steps();
-  const int first = std::max(0, steps.size() - kNamed);
-  const std::string there = absl::StrJoin(steps.begin() + first, steps.end(), ", ");
-  std::string has = absl::StrCat("; it has steps ", first > 0 ? "..., " : "", there);
-  if (steps.empty()) has = step != 0 ? "; it has none" : IsLive(job.job().state()) ? " yet" : "";
-  const std::string& name = job.job().name();
-  return Error(absl::StatusCode::kNotFound, "CHECKPOINT_NOT_FOUND",
-               absl::StrCat("job '", name, "' has no checkpoint",
-                            step != 0 ? absl::StrCat(" of step ", step) : "", has),
-               {{"checkpoint", step != 0 ? absl::StrCat(name, "/", step) : name}});
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "client/text/table.h"
+#include "lorad/v1/checkpoints.grpc.pb.h"
 #include "tests/client/fakes.h"
 #include "tests/client/terminal.h"
 
@@ -57,6 +58,37 @@ TEST_CASE_METHOD(Fixture, "a job that has a place and does nothing says so") {
   jobs.job.set_unsaved("the disk is full");
   CHECK(Has(Run("show job-a").out, "not saved                the disk is full\n"));
   CHECK(Has(Run("ls").out, "RUNNING, stalled, not saved"));
+}
+
+// Of which the newest is asked for.
+struct FakeCheckpoints final : v1::Checkpoints::Service {
+  std::int64_t newest = 0;  // 0: there is none
+
+  grpc::Status GetCheckpoint(GrpcContext*, const v1::GetCheckpointRequest* request,
+                             v1::Checkpoint* response) override {
+    if (newest == 0 || request->step() != 0) {
+      return Refused(grpc::NOT_FOUND, "CHECKPOINT_NOT_FOUND");
+    }
+    response->set_step(newest);
+    return grpc::Status::OK;
+  }
+};
+
+TEST_CASE("a job shows the newest checkpoint that is there") {
+  FakeJobs jobs;
+  FakeCheckpoints checkpoints;
+  const Served served{{&jobs, &checkpoints}};
+  const auto shows = [&](const std::string& newest) {
+    return Has(served.Run("show job-a").out, "\nlast checkpoint          " + newest + "\n");
+  };
+  CHECK(shows("-"));
+  jobs.job.set_last_checkpoint_step(6);
+  checkpoints.newest = 6;
+  CHECK(shows("step 6"));
+  checkpoints.newest = 4;  // that of step 6 was deleted
+  CHECK(shows("step 4"));
+  checkpoints.newest = 0;
+  CHECK(shows("none: all were deleted"));
 }
 
 TEST_CASE_METHOD(Fixture, "a job that has no speed yet has none, not 0") {

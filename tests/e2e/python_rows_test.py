@@ -68,6 +68,8 @@ FILES = [
     ("a.bz2", bz2.compress(b"{}\n"), (0, "bzip2 -d")),
     ("a.jsonl", b'{"prompt": "a", "completion": "b"}\n', None),
     ("mixed.jsonl", b'{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n', (2, "unknown format")),
+    ("comma.json", b'[{"prompt": "a", "completion": "b"},\n{"prompt": "[,]", "completion": "d"} ,\n\n]\n', (4, "a comma behind the last row, 2; take it away")),
+    ("cut.json", b'[{"prompt": "a", "completion": [1,]', (0, "")),
     ("mixed.csv.jsonl", b"prompt,completion\na,b\n", (0, "")),
 ]
 

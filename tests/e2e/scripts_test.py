@@ -266,8 +266,10 @@ def test_the_newest_checkpoint_that_is_there():
                 got = json.loads(house.lora("checkpoint", "get", name, "-o", folder, *how, "--json").out)
                 assert got["step"] == 4 and folder.is_dir(), got
             steps = ", ".join(str(c["step"]) for c in house.objects("checkpoint", "ls", name))
-            gone = house.run("checkpoint", "get", name, "--step", 6, "-o", house.folder / "none")
-            assert gone.status == 1 and f"CHECKPOINT_NOT_FOUND: job '{name}' has no checkpoint of step 6; it has steps {steps}\n" in gone.err, gone
+            for command in (("checkpoint", "get", name, "--step", 6, "-o", house.folder / "none"), ("checkpoint", "rm", name, "--step", 6),
+                            ("generate", f"{name}/6", "a")):
+                gone = house.run(*command)
+                assert gone.status == 1 and f"CHECKPOINT_NOT_FOUND: job '{name}' has no checkpoint of step 6; it has steps {steps}\n" in gone.err, gone
             for step in steps.split(", "):
                 house.lora("checkpoint", "rm", name, "--step", step)
             for how in ((), ("--merged",)):

@@ -5,8 +5,11 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/core/rules/due.h"
 #include "server/core/rules/job_states.h"
+#include "server/errors/errors.h"
 
 namespace lorad::server {
 namespace {
@@ -66,6 +69,24 @@ void ForgetLosses(records::JobRecord& record) {
     if (!there && step < record.job().last_checkpoint_step()) gone.push_back(step);
   }
   for (const int64_t step : gone) record.mutable_validation_losses()->erase(step);
+}
+
+absl::Status NoCheckpoint(const records::JobRecord& record, int64_t step) {
+  constexpr int kNamed = 5;
+  const auto& steps = record.checkpoint_steps();
+  const int older = std::max(0, steps.size() - kNamed);
+  std::string has =
+      absl::StrCat("; it has steps ", absl::StrJoin(steps.begin() + older, steps.end(), ", "),
+                   older > 0 ? absl::StrCat(" and ", older, " older ones") : "");
+  if (steps.empty()) {
+    has =
+        absl::StrCat(step != 0 ? "; it has none" : "", IsLive(record.job().state()) ? " yet" : "");
+  }
+  const std::string& name = record.job().name();
+  return Error(absl::StatusCode::kNotFound, "CHECKPOINT_NOT_FOUND",
+               absl::StrCat("job '", name, "' has no checkpoint",
+                            step != 0 ? absl::StrCat(" of step ", step) : "", has),
+               {{"checkpoint", step != 0 ? absl::StrCat(name, "/", step) : name}});
 }
 
 }  // namespace lorad::server

@@ -1,5 +1,5 @@
-// Which checkpoints of a job its settings let go: training.checkpoint_keep_last and
-// training.checkpoint_keep_best.
+// Which checkpoints a job has, and which of them its settings let go:
+// training.checkpoint_keep_last and training.checkpoint_keep_best.
 //
 // Kept are: the newest `keep_last` (0: all, or with `keep_best` the newest alone); the `keep_best`
 // of the lowest validation loss, of equal ones the newer; those that are yet to be evaluated, while
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/core/events/records.pb.h"
 
 namespace lorad::server {
@@ -27,5 +28,9 @@ int64_t BestCheckpoint(const records::JobRecord& record);
 // Losses of steps that have no checkpoint and will get none are forgotten. REQUIRES: none is being
 // written.
 void ForgetLosses(records::JobRecord& record);
+
+// NOT_FOUND (CHECKPOINT_NOT_FOUND): it has none of this step (0: of any); names the newest that it
+// has.
+absl::Status NoCheckpoint(const records::JobRecord& record, int64_t step);
 
 }  // namespace lorad::server

@@ -245,7 +245,9 @@ TEST_CASE("who asks for what is not there learns why") {
   CHECK(std::string(none.message()).find("first one at step 30") != std::string::npos);
   other = AskJob(job);
   other.step = 3;
-  CHECK(reason(other) == "CHECKPOINT_NOT_FOUND");
+  const absl::Status absent = world->Call(StartGeneration{{other}}).status();
+  CHECK(Reason(absent) == "CHECKPOINT_NOT_FOUND");
+  CHECK(absent.message() == "job '" + job + "' has no checkpoint of step 3; it has none yet");
   v1::Job gone = World::NewJob();
   gone.set_base_model("m2");
   const std::string ended = world->Submit(gone);

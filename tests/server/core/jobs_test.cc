@@ -249,6 +249,9 @@ TEST_CASE("an adapter that went on from another job's checkpoint keeps that in u
   world->RunUntilState(second, Job::SUCCEEDED);
   CHECK(world->Call(checkpoint).ok());
   CHECK_FALSE(world->disk().contains("checkpoints/" + first + "/4"));
+  const absl::Status again = world->Call(checkpoint).status();
+  CHECK(Reason(again) == "CHECKPOINT_NOT_FOUND");
+  CHECK(again.message() == "job '" + first + "' has no checkpoint of step 4; it has steps 2, 6");
   CHECK(world->Call(Named<v1::DeleteJobRequest>(first)).ok());
   CHECK_FALSE(world->disk().contains("checkpoints/" + first + "/6"));
   CHECK(absl::IsNotFound(world->Call(Named<v1::GetJobRequest>(first)).status()));

@@ -287,7 +287,7 @@ def _text_rows(file: Any, front: bytes, path: pathlib.Path, columns: Columns | N
     head: bytes = file.read(CHUNK_BYTES)
     rest = iter(lambda: file.read(CHUNK_BYTES), b"")
     if head.removeprefix(csv_rows.BYTE_ORDER_MARK).lstrip()[:1] == b"[":
-        for number, row in enumerate(_parsed(b"".join([head, *rest]), str(path))):
+        for number, row in enumerate(_array(b"".join([head, *rest]), str(path))):
             yield f"{path}[{number}]", row
     elif columns:
         file.seek(0)
@@ -297,6 +297,25 @@ def _text_rows(file: Any, front: bytes, path: pathlib.Path, columns: Columns | N
     else:
         for chunk in filter(None, itertools.chain([head], rest)):
             yield "", chunk
+
+
+def _array(text: bytes, where: str) -> Any:
+    try:
+        return _parsed(text, where)
+    except InvalidError:
+        front = text.rstrip().removesuffix(b"]").rstrip()
+        if not front.endswith(b",") or not (rows := _rows_before(front)):
+            raise
+        line = text.rstrip().count(b"\n") + 1
+        raise wrong(f"{where}:{line}", f"a comma behind the last row, {rows}; take it away") from None
+
+
+def _rows_before(comma: bytes) -> int:
+    """Of an array that goes up to a comma; 0: it is none."""
+    try:
+        return len(_parsed(comma[:-1] + b"]", ""))
+    except InvalidError:
+        return 0
 
 
 def _parsed(text: bytes, where: str) -> Any:

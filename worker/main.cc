@@ -370,11 +370,11 @@ int Run(Flags flags, const char* own_name) {
   std::optional<Renewal> renewal;
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
   Driver driver({.hello = MakeHello(flags, *device, numerics_id)},
-                MakeFormEngine(backend,
-                               {.memory_bytes = flags.memory_bytes,
-                                .numerics_id = numerics_id,
-                                .model_maps = flags.model_maps},
-                               SteadyClock()),
+                MakeEngineMaker(backend,
+                                {.memory_bytes = flags.memory_bytes,
+                                 .numerics_id = numerics_id,
+                                 .model_files = std::make_shared<ModelFiles>(flags.model_maps)},
+                                SteadyClock()),
                 *transport, &link, &bulk, SteadyClock());
   std::thread waiter([&] {
     pipe.Wait();

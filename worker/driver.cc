@@ -12,9 +12,9 @@
 
 namespace lorad::worker {
 
-Driver::Driver(CoreOptions options, FormEngine form_engine, OpenListener open_listener, Link* link,
-               Bulk* bulk, Clock clock)
-    : form_engine_(std::move(form_engine)),
+Driver::Driver(CoreOptions options, std::unique_ptr<EngineMaker> maker, OpenListener open_listener,
+               Link* link, Bulk* bulk, Clock clock)
+    : maker_(std::move(maker)),
       link_(link),
       bulk_(bulk),
       clock_(std::move(clock)),
@@ -97,6 +97,7 @@ void Driver::Carry(Say& effect) { link_->Say(std::move(effect.message)); }
 void Driver::Carry(FormGroup& effect) { Give(std::move(effect)); }
 void Driver::Carry(Connect& effect) { Give(std::move(effect)); }
 void Driver::Carry(LeaveGroup& effect) { Give(effect); }
+void Driver::Carry(DropWeights& effect) { Give(effect); }
 void Driver::Carry(BeginWindow& effect) { Give(std::move(effect)); }
 void Driver::Carry(Execute& effect) { Give(std::move(effect)); }
 void Driver::Carry(EndWindow& effect) { Give(std::move(effect)); }
@@ -160,6 +161,7 @@ void Driver::RunEngine() {
   lock.unlock();
   for (std::thread& thread : upload_threads_) thread.join();  // they read the slots' memory
   engine_.reset();
+  maker_->DropWeights();
 }
 
 EngineDone Driver::Obey(const EngineOrder& order) {
@@ -170,6 +172,8 @@ EngineDone Driver::Obey(const EngineOrder& order) {
     status = JoinStages(*connect);
   } else if (std::holds_alternative<LeaveGroup>(order)) {
     Leave();
+  } else if (std::holds_alternative<DropWeights>(order)) {
+    maker_->DropWeights();
   } else if (const auto* begin = std::get_if<BeginWindow>(&order)) {
     window_ = begin->window;
     status = engine_->BeginWindow(window_);
@@ -195,7 +199,7 @@ absl::Status Driver::Form(const v1::FormGroup& order) {
                .stage = order.stage(),
                .stages = order.stages(),
                .numerics_id = numerics_id_};
-  auto engine = form_engine_(order, context);
+  auto engine = maker_->Form(order, context);
   if (!engine.ok()) {
     way_.Close();
     return engine.status();

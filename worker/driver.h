@@ -32,8 +32,8 @@ class Driver : public Link::Listener {
  public:
   // Begins at once. `link` and `bulk` must outlive it; its end closes the link. `open_listener`:
   // for groups of several stages.
-  Driver(CoreOptions options, FormEngine form_engine, OpenListener open_listener, Link* link,
-         Bulk* bulk, Clock clock);
+  Driver(CoreOptions options, std::unique_ptr<EngineMaker> maker, OpenListener open_listener,
+         Link* link, Bulk* bulk, Clock clock);
   // Waits for the operation in progress.
   ~Driver() override;
   Driver(const Driver&) = delete;
@@ -54,7 +54,8 @@ class Driver : public Link::Listener {
   void Broke(int64_t stream, absl::Status status) override;
 
  private:
-  using EngineOrder = std::variant<FormGroup, Connect, LeaveGroup, BeginWindow, Execute, EndWindow>;
+  using EngineOrder =
+      std::variant<FormGroup, Connect, LeaveGroup, DropWeights, BeginWindow, Execute, EndWindow>;
   struct UploadTask {
     Upload upload;
     int64_t call = 0;
@@ -71,6 +72,7 @@ class Driver : public Link::Listener {
   void Carry(FormGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(Connect& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(LeaveGroup& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Carry(DropWeights& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(BeginWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(Execute& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Carry(EndWindow& effect) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -98,7 +100,7 @@ class Driver : public Link::Listener {
   UploadDone TryUpload(const UploadTask& task);
   void RunTimer();
 
-  const FormEngine form_engine_;
+  const std::unique_ptr<EngineMaker> maker_;  // the engine's thread
   Link* const link_;
   Bulk* const bulk_;
   const Clock clock_;

@@ -380,11 +380,11 @@ int Run(Flags flags, const char* own_name) {
   if (*credentials) renewal.emplace(flags.coordinator, credentials->get(), absl::Now);
   Driver driver(
       {.hello = MakeHello(flags, *device, numerics_id), .grace_ms = int64_t{1000} * flags.grace_s},
-      MakeFormEngine(backend,
-                     {.memory_bytes = flags.memory_bytes,
-                      .numerics_id = numerics_id,
-                      .model_maps = flags.model_maps},
-                     SteadyClock()),
+      MakeEngineMaker(backend,
+                      {.memory_bytes = flags.memory_bytes,
+                       .numerics_id = numerics_id,
+                       .model_files = std::make_shared<ModelFiles>(flags.model_maps)},
+                      SteadyClock()),
       *transport, &link, &bulk, SteadyClock());
   std::atomic<bool> ends = false;
   std::thread waiter([&] {

@@ -112,10 +112,11 @@ void Core::State::OnGroupFormed(GroupState& group, StageState& stage,
   // It took no longer than was waited for it, whatever a worker says.
   const double waited_s = static_cast<double>(turn_.now_us() - group.ordered_us) / 1e6;
   const double load_s = std::min(formed.load_seconds(), waited_s);
-  if (group.stages.size() == 1) {
+  if (group.stages.size() == 1 && !formed.weights_kept()) {
     cluster_.fits().ObserveLoad(group.base_model, WorkerOf(stage), load_s);
   }
   turn_.Info(absl::StrCat(group.name, ": formed on '", stage.worker, "' in ", load_s, " s, ",
+                          formed.weights_kept() ? "with the weights that it had, " : "",
                           sizes::MemoryText(formed.reserved_bytes())));
   if (!std::ranges::all_of(group.stages, &StageState::formed)) return;
   if (group.stages.size() == 1) return BeginToRun(group);

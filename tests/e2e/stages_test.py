@@ -6,6 +6,7 @@ usage: stages_test.py [TEST...] [seed=N] [steps=N] [seconds=N]     seconds: of t
 
 import json
 import random
+import re
 import sys
 
 import golden
@@ -139,6 +140,27 @@ def test_a_job_goes_on_on_another_number_of_stages():
     house.clear()
 
 
+def test_a_stage_that_lives_keeps_its_weights():
+    """Of two stages one is killed, with a spare worker beside them: the other one reads nothing again."""
+    want = on_one_worker(LASTING, start)
+    with House(None, *HOUSE, "--lease", LEASE_S) as house:
+        LASTING.prepare(house, "--stages", 2, layers=LAYERS)
+        names = [house.submit(job) for job in LASTING.jobs()]
+        start_workers(house, start, 2)
+        until(lambda: any(job["step"] > 0 for job in house.objects("ls")), "a step is done")
+        assert "with the weights that it had" not in house.log()
+        start(house, "w2", 2)
+        killed = house.workers.pop(1)
+        killed.kill()
+        killed.wait()
+        house.wait(names)
+        formed = re.findall(r"formed on '(w\d)' in \S+ s, (with the weights that it had)?", house.log())
+        assert formed[:2] in ([("w0", ""), ("w1", "")], [("w1", ""), ("w0", "")]), formed
+        assert sorted(formed[2:4]) == [("w0", "with the weights that it had"), ("w2", "")], formed
+        LASTING.compare("one of two stages killed", outcome(house, names), want)
+    house.clear()
+
+
 def test_storm():
     storm(LONG, start, workers=3, seconds=STORM_SECONDS, generator=random.Random(SEED + 1), lease_s=LEASE_S,
           calamities=("killed", "killed", "stopped", "coordinator"))
@@ -146,4 +168,5 @@ def test_storm():
 
 if __name__ == "__main__":
     tell(f"seed {SEED}, {STEPS} steps")
-    main([test_bytes_of_one_worker, test_what_is_seen, test_goldens, test_a_job_goes_on_on_another_number_of_stages, test_storm])
+    main([test_bytes_of_one_worker, test_what_is_seen, test_goldens, test_a_job_goes_on_on_another_number_of_stages, test_a_stage_that_lives_keeps_its_weights,
+          test_storm])

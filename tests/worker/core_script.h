@@ -68,6 +68,7 @@ struct EffectText {
     return absl::StrCat("connect ", e.order.endpoints_size(), " stages, lease ", e.lease_ms, " ms");
   }
   std::string operator()(const LeaveGroup&) const { return "leave group"; }
+  std::string operator()(const DropWeights&) const { return "drop weights"; }
   std::string operator()(const BeginWindow& e) const {
     return absl::StrCat("begin window ", e.window->number());
   }

@@ -28,7 +28,7 @@ struct Worker {
         link(coordinator),
         driver(
             {.hello = Hello(*backend), .pause_first_ms = 10, .pause_last_ms = 50},
-            MakeFormEngine(backend.get(), {.numerics_id = NumericsId(*backend)}, SteadyClock()),
+            MakeEngineMaker(backend.get(), {.numerics_id = NumericsId(*backend)}, SteadyClock()),
             [] { return SocketsListener::Open("127.0.0.1"); }, &link, &bulk, SteadyClock()) {}
   static v1::Hello Hello(const kernels::Backend& backend) {
     v1::Hello hello;

@@ -113,15 +113,8 @@ void Harness::Start(Worker* worker) {
   if (options_.late) worker->backend = MakeLateBackend(std::move(worker->backend));
   worker->copies = options_.make_copies ? options_.make_copies() : worker->backend->MakeCopies();
   kernels::Backend* backend = worker->backend.get();
-  const EngineOptions engine{.memory_bytes = options_.memory_bytes,
-                             .numerics_id = NumericsId(*backend)};
-  const auto model_files =
-      options_.model_files ? options_.model_files : std::make_shared<ModelFiles>();
-  const FormEngine form =
-      [=](const v1::FormGroup& order,
-          const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
-    return Engine::Form(order, {backend, context, engine, SteadyClock(), model_files.get()});
-  };
+  EngineOptions engine{.memory_bytes = options_.memory_bytes, .numerics_id = NumericsId(*backend)};
+  if (options_.model_files) engine.model_files = options_.model_files;
   const OpenListener open_listener = [this,
                                       worker]() -> absl::StatusOr<std::unique_ptr<StageListener>> {
     std::unique_ptr<StageListener> listener = std::make_unique<InProcessListener>(&transports_);
@@ -139,8 +132,9 @@ void Harness::Start(Worker* worker) {
   };
   CoreOptions core;
   core.hello.set_numerics_id(engine.numerics_id);
-  worker->driver = std::make_unique<Driver>(std::move(core), form, open_listener, &worker->link,
-                                            &bulk, SteadyClock());
+  worker->driver =
+      std::make_unique<Driver>(std::move(core), MakeEngineMaker(backend, engine, SteadyClock()),
+                               open_listener, &worker->link, &bulk, SteadyClock());
   v1::CoordinatorMessage welcome;
   welcome.mutable_welcome();
   worker->link.Tell(std::move(welcome));

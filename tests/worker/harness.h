@@ -76,6 +76,8 @@ class Harness {
   };
   explicit Harness(Options options);
 
+  // Of the next group; of what workers are made with nothing changes.
+  Options& options() { return options_; }
   // And joins the stages, where there are several.
   void Form();
   // But not yet. The endpoints of all stages, in their order.
@@ -145,7 +147,7 @@ class Harness {
   v1::FormGroup FormOrder(size_t stage) const;
   void Note(const v1::Report& report);
 
-  const Options options_;
+  Options options_;
   std::vector<std::unique_ptr<Transport>> transports_;  // of the group to be formed
   int64_t epoch_ = 0;
   int64_t next_window_ = 1;

@@ -147,9 +147,14 @@ void WorkerCore::State::GoOn() {
     engine_epoch_ = form_->epoch();
     engine_stage_ = form_->stage();
     engine_stages_ = std::max(form_->stages(), 1);
+    drop_weights_at_ms_ = kNever;
     return Order(FormGroup{*std::exchange(form_, std::nullopt)}, Doing::kForming);
   }
-  if (!formed_) return;
+  if (!formed_) {
+    if (now_ms_ < drop_weights_at_ms_) return;
+    drop_weights_at_ms_ = kNever;
+    return Order(DropWeights{}, Doing::kDropping);
+  }
   if (connect_.has_value()) {
     connect_begun_ms_ = now_ms_;
     return Order(Connect{*std::exchange(connect_, std::nullopt), lease_ms_}, Doing::kConnecting);
@@ -176,8 +181,9 @@ void WorkerCore::State::On(const EngineDone& event) {
     case Doing::kConnecting:
       return OnConnected(event);
     case Doing::kLeaving:
-      formed_ = false;
       leave_by_ms_ = kNever;
+      return BeWithoutGroup();
+    case Doing::kDropping:
       return;
     case Doing::kBeginning:
       if (!leave_) windows_.front().failure = event.done.status();
@@ -192,8 +198,14 @@ void WorkerCore::State::On(const EngineDone& event) {
   }
 }
 
+void WorkerCore::State::BeWithoutGroup() {
+  formed_ = false;
+  drop_weights_at_ms_ = now_ms_ + static_cast<double>(options_.keep_weights_ms);
+}
+
 void WorkerCore::State::OnFormed(const EngineDone& event) {
   formed_ = event.done.ok();
+  if (!formed_) BeWithoutGroup();
   if (leave_) return;
   if (!formed_) return Fail(event.done.status(), "GROUP_FORM");
   Log(Note::Level::kInfo, absl::StrCat("group ", held_.group, ", epoch ", held_.epoch, ": formed"));

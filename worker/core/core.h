@@ -22,6 +22,8 @@ struct CoreOptions {
   int64_t leave_ms = 60'000;
   // Told to end, it waits so long for its jobs to be saved; 0: not at all.
   int64_t grace_ms = 20'000;
+  // Without a group the weights of the last one are kept so long.
+  int64_t keep_weights_ms = 30'000;
 };
 
 // Every decision of a worker, in one single-threaded function Apply(event) -> effects: how it lives
@@ -43,6 +45,9 @@ struct CoreOptions {
 // GroupFormed, Connect, which joins them. A stage that cannot be reached, or is gone later, ends
 // the group's epoch here: GroupFailed{STAGE_LOST}. Nothing waits for other stages when the group is
 // given up.
+//
+// A group that is left leaves its weights behind, for another of the same model and the same blocks
+// that may follow at once; where none does, they are dropped after a while.
 //
 // Windows are executed in the order they came, for one group at a time. Cut answers the smallest
 // microbatch number k whose Forward (or Evaluate) is not yet enqueued and holds everything from k

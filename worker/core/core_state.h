@@ -46,7 +46,16 @@ class WorkerCore::State {
     bool next_is_dropped() const { return !kept.empty() && !kept[static_cast<size_t>(next)]; }
   };
   enum class LinkState { kDown, kDialling, kStands, kHungUp };
-  enum class Doing { kNothing, kForming, kConnecting, kLeaving, kBeginning, kExecuting, kEnding };
+  enum class Doing {
+    kNothing,
+    kForming,
+    kConnecting,
+    kLeaving,
+    kDropping,
+    kBeginning,
+    kExecuting,
+    kEnding
+  };
   // To the other stages of the group that is held. Of one stage it stands.
   enum class Way { kAwaited, kOrdered, kStands };
   enum class Verdict { kGo, kWait, kSkip };
@@ -78,6 +87,7 @@ class WorkerCore::State {
   bool leaving() const { return leave_by_ms_ < kNever; }
   void On(EngineReported& event);
   void On(const EngineDone& event);
+  void BeWithoutGroup();
   void OnFormed(const EngineDone& event);
   void OnConnected(const EngineDone& event);
   void Report(v1::Report report);
@@ -143,9 +153,10 @@ class WorkerCore::State {
   Way way_ = Way::kStands;
   std::optional<v1::Connect> connect_;
   double connect_begun_ms_ = 0;
-  int64_t engine_epoch_ = 0;   // of the engine's group
-  int32_t engine_stage_ = 0;   // what it has of the model: this stage
-  int32_t engine_stages_ = 1;  // of so many
+  double drop_weights_at_ms_ = kNever;  // without a group: of the last one
+  int64_t engine_epoch_ = 0;            // of the engine's group
+  int32_t engine_stage_ = 0;            // what it has of the model: this stage
+  int32_t engine_stages_ = 1;           // of so many
   Doing doing_ = Doing::kNothing;
   std::shared_ptr<const v1::Operation> executing_;
   bool executing_put_off_ = false;  // executing_ is not the front window's

@@ -175,8 +175,8 @@ void WorkerCore::State::OnTime() {
 }
 
 double WorkerCore::State::NextDue() const {
-  double due_ms = std::min(
-      {leave_by_ms_, welcome_by_ms_, told_to_end_ms_ + static_cast<double>(options_.grace_ms)});
+  double due_ms = std::min({leave_by_ms_, welcome_by_ms_, drop_weights_at_ms_,
+                            told_to_end_ms_ + static_cast<double>(options_.grace_ms)});
   if (link_ == LinkState::kStands) due_ms = std::min(due_ms, saves_.NextDue());
   if (!leaving()) due_ms = std::min(due_ms, dial_at_ms_);
   if (link_ == LinkState::kStands) {

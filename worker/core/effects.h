@@ -33,7 +33,8 @@ struct Say {
 
 // ---- the engine: one order at a time, each -> EngineReported..., EngineDone ----
 
-// The group that was there before has been left. Reports GroupFormed.
+// The group that was there before has been left; its weights may serve this one. Reports
+// GroupFormed.
 struct FormGroup {
   v1::FormGroup order;
 };
@@ -44,8 +45,11 @@ struct Connect {
   int64_t lease_ms = 0;  // the coordinator's: no stage waits longer for a host that is cut off
 };
 
-// Group and slots go. No upload is under way.
+// Group and slots go; the weights are kept for the next group. No upload is under way.
 struct LeaveGroup {};
+
+// No group is there: what is kept of the last one goes.
+struct DropWeights {};
 
 struct BeginWindow {
   // Shared with the core; the engine keeps it until EndWindow or LeaveGroup is done.
@@ -103,8 +107,8 @@ struct End {
   absl::Status status;
 };
 
-using Effect =
-    std::variant<Dial, HangUp, Say, FormGroup, Connect, LeaveGroup, BeginWindow, Execute, EndWindow,
-                 GiveUpReceive, Upload, CancelCalls, ReadMemory, SetTimer, Note, End>;
+using Effect = std::variant<Dial, HangUp, Say, FormGroup, Connect, LeaveGroup, DropWeights,
+                            BeginWindow, Execute, EndWindow, GiveUpReceive, Upload, CancelCalls,
+                            ReadMemory, SetTimer, Note, End>;
 
 }  // namespace lorad::worker

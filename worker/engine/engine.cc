@@ -138,46 +138,67 @@ Engine::~Engine() {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Form(const v1::FormGroup& order,
                                                      const Environment& environment) {
-  assert(environment.model_files != nullptr);
+  assert(environment.kept != nullptr);
   const auto shape = ShapeOf(order);
   if (!shape.ok()) return shape.status();
   const double started_ms = environment.clock();
   std::unique_ptr<Engine> engine(new Engine(order, environment));
-  auto directory = environment.model_files->Open(order, environment.context);
+  const auto directory = environment.options.model_files->Open(order, environment.context);
   if (!directory.ok()) return directory.status();
-  engine->directory_.emplace(*std::move(directory));
-  const storage::ModelDescription& description = engine->directory_->description();
-  kernels::Backend* backend = environment.backend;
-  const auto range = RangeOf(order, description);
+  const auto range = RangeOf(order, directory->description());
   if (!range.ok()) return range.status();
-  const int64_t arena_bytes = Model::CountBytes(backend, description, *range, *shape);
-  engine->group_bytes_ = arena_bytes + Model::LandingBytes(*backend, description, *range, *shape);
-  const int64_t budget =
-      order.budget_bytes() > 0 ? order.budget_bytes() : environment.options.memory_bytes;
-  absl::Status status = CheckFits(engine->group_bytes_, 0, budget, "the group");
+  v1::Report report;
+  v1::GroupFormed& formed = *report.mutable_group_formed();
+  absl::Status status = engine->MakeModel(*directory, *range, *shape, &formed);
   if (!status.ok()) return status;
-  const int64_t baseline_bytes = ResidentBytes();
-  auto arena = backend->MakeArena(arena_bytes);
-  if (!arena.ok()) return WithReason(arena.status(), "MEMORY_TAKEN");
-  engine->arena_ = *std::move(arena);
-  engine->model_ = std::make_unique<Model>(backend, description, *range, *shape, *engine->arena_);
-  status = engine->model_->Load(*engine->directory_);
-  if (status.ok()) status = engine->directory_->CheckUnchanged();
-  if (!status.ok()) return status;
-  engine->table_ =
-      backend->MakeAdapterTable(static_cast<int32_t>(shape->slots_max), engine->model_->groups());
+  engine->table_ = environment.backend->MakeAdapterTable(static_cast<int32_t>(shape->slots_max),
+                                                         engine->model_->groups());
   status = engine->MakeWayBack();
   if (!status.ok()) return WithReason(status, "MEMORY_TAKEN");
   engine->index_taken_.assign(static_cast<size_t>(shape->slots_max), false);
   engine->place_taken_.assign(static_cast<size_t>(shape->in_flight), false);
-  v1::Report report;
-  v1::GroupFormed& formed = *report.mutable_group_formed();
-  formed.set_reserved_bytes(engine->group_bytes_);
-  formed.set_baseline_resident_bytes(baseline_bytes);
   formed.set_load_seconds((environment.clock() - started_ms) / 1000);
   formed.set_endpoint(environment.context.endpoint);
   engine->Report(std::move(report));
   return engine;
+}
+
+// All memory is taken before the first weight is read: who finds too little learns it at once.
+absl::Status Engine::MakeModel(const storage::ModelDirectory& directory, StageRange range,
+                               const GroupShape& shape, v1::GroupFormed* formed) {
+  const storage::ModelDescription& description = directory.description();
+  kernels::Backend* backend = environment_.backend;
+  const int64_t bytes = Model::CountBytes(backend, description, range, shape);
+  const int64_t weights_bytes = Weights::CountBytes(backend, description, range);
+  group_bytes_ = bytes + Model::LandingBytes(*backend, description, range, shape);
+  const int64_t budget =
+      order_.budget_bytes() > 0 ? order_.budget_bytes() : environment_.options.memory_bytes;
+  absl::Status status = CheckFits(group_bytes_, 0, budget, "the group");
+  if (!status.ok()) return status;
+  weights_ = environment_.kept->Find(directory, range);
+  const bool kept = weights_ != nullptr;
+  const bool resident = kept && backend->device() == kernels::Device::kCpu;
+  formed->set_reserved_bytes(group_bytes_);
+  formed->set_baseline_resident_bytes(
+      std::max<int64_t>(ResidentBytes() - (resident ? weights_bytes : 0), 0));
+  formed->set_weights_kept(kept);
+  std::shared_ptr<Weights> read;
+  if (!kept) {
+    auto made = Weights::Make(backend, description, range);
+    if (!made.ok()) return WithReason(made.status(), "MEMORY_TAKEN");
+    weights_ = read = *std::move(made);
+  }
+  auto arena = backend->MakeArena(bytes - weights_bytes);
+  if (!arena.ok()) return WithReason(arena.status(), "MEMORY_TAKEN");
+  arena_ = *std::move(arena);
+  model_ = std::make_unique<Model>(backend, *weights_, shape, *arena_);
+  if (kept) {
+    spdlog::info("{}: the weights that were loaded are kept", directory.path());
+    return absl::OkStatus();
+  }
+  status = read->Load(directory);
+  if (status.ok()) environment_.kept->Keep(directory, std::move(read));
+  return status;
 }
 
 absl::Status Engine::MakeWayBack() {
@@ -335,13 +356,33 @@ absl::Status Engine::FreeSlot(const std::string& job) {
   return absl::OkStatus();
 }
 
-FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock) {
-  // Shared by the copies of the function, as one of which it is kept.
-  const auto model_files = std::make_shared<ModelFiles>(options.model_maps);
-  return [=](const v1::FormGroup& order,
-             const EngineContext& context) -> absl::StatusOr<std::unique_ptr<GroupEngine>> {
-    return Engine::Form(order, {backend, context, options, clock, model_files.get()});
-  };
+namespace {
+
+class Maker : public EngineMaker {
+ public:
+  Maker(kernels::Backend* backend, EngineOptions options, Clock clock)
+      : backend_(backend), options_(std::move(options)), clock_(std::move(clock)) {}
+
+  absl::StatusOr<std::unique_ptr<GroupEngine>> Form(const v1::FormGroup& order,
+                                                    const EngineContext& context) override {
+    auto engine = Engine::Form(order, {backend_, context, options_, clock_, &kept_});
+    if (!engine.ok()) kept_.Drop();
+    return engine;
+  }
+  void DropWeights() override { kept_.Drop(); }
+
+ private:
+  kernels::Backend* const backend_;
+  const EngineOptions options_;
+  const Clock clock_;
+  KeptWeights kept_;
+};
+
+}  // namespace
+
+std::unique_ptr<EngineMaker> MakeEngineMaker(kernels::Backend* backend, EngineOptions options,
+                                             Clock clock) {
+  return std::make_unique<Maker>(backend, std::move(options), std::move(clock));
 }
 
 }  // namespace lorad::worker

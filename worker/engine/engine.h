@@ -14,12 +14,12 @@
 #include "kernels/arena.h"
 #include "kernels/backend.h"
 #include "lorad/worker/v1/worker.pb.h"
-#include "storage/models/model_directory.h"
 #include "worker/engine/group_engine.h"
 #include "worker/engine/model.h"
 #include "worker/engine/model_files.h"
 #include "worker/engine/resident.h"
 #include "worker/engine/way_back.h"
+#include "worker/engine/weights.h"
 #include "worker/host/clock.h"
 #include "worker/transport/transport.h"
 
@@ -28,11 +28,12 @@ namespace lorad::worker {
 struct EngineOptions {
   int64_t memory_bytes = 0;  // for group and slots together; 0: no limit
   std::string numerics_id;
-  std::vector<PathMap> model_maps = {};  // where this host has models
+  std::shared_ptr<ModelFiles> model_files = std::make_shared<ModelFiles>();
 };
 
 // A formed group at work: the model's stage, the slots, and the batches that are under way. Memory
-// is one arena for the model (worker/engine/model.h) and one a slot (worker/engine/slot.h).
+// is one arena for the weights, which may be those of the group before (worker/engine/weights.h),
+// one for all else of the model (worker/engine/model.h) and one a slot (worker/engine/slot.h).
 //
 // Of several stages each has an engine, which executes its own list of a window's operations. What
 // crosses a border goes through the transport at Recv and Send; the norm of a batch goes to stage 0
@@ -49,14 +50,14 @@ class Engine : public GroupEngine {
     EngineContext context;
     EngineOptions options;
     Clock clock;
-    ModelFiles* model_files = nullptr;  // never null; outlives Form
+    KeptWeights* kept = nullptr;  // never null; outlives Form
   };
 
-  // Opens the model, checks that it is the one meant and that it fits, and loads it. Reports
-  // GroupFormed. Errors carry a reason for GroupFailed: MEMORY (more than the worker may use),
-  // MEMORY_TAKEN (it may, but others of the machine have it), BAD_STAGE (the range of blocks is
-  // none of this model, or no stage with that number has it), or what ModelFiles::Open and storage
-  // gave.
+  // Opens the model, checks that it is the one meant and that it fits, and loads it, or takes the
+  // weights that are kept of it. Reports GroupFormed. Errors carry a reason for GroupFailed: MEMORY
+  // (more than the worker may use), MEMORY_TAKEN (it may, but others of the machine have it),
+  // BAD_STAGE (the range of blocks is none of this model, or no stage with that number has it), or
+  // what ModelFiles::Open and storage gave.
   static absl::StatusOr<std::unique_ptr<Engine>> Form(const v1::FormGroup& order,
                                                       const Environment& environment);
   ~Engine() override;
@@ -75,6 +76,8 @@ class Engine : public GroupEngine {
  private:
   Engine(const v1::FormGroup& order, const Environment& environment);
 
+  absl::Status MakeModel(const storage::ModelDirectory& directory, StageRange range,
+                         const GroupShape& shape, v1::GroupFormed* formed);
   absl::Status MakeWayBack();
 
   absl::StatusOr<Resident*> Find(const std::string& job);
@@ -141,9 +144,9 @@ class Engine : public GroupEngine {
   const v1::FormGroup order_;
   const int stage_;
   const int stages_;
-  std::optional<storage::ModelDirectory> directory_;
-  int64_t group_bytes_ = 0;  // of the model's arena, and what the transport takes of the device
+  int64_t group_bytes_ = 0;  // of weights and arena, and what the transport takes of the device
   int64_t slot_bytes_ = 0;   // of all slots
+  std::shared_ptr<const Weights> weights_;
   std::unique_ptr<kernels::Arena> arena_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<kernels::AdapterTable> table_;
@@ -166,7 +169,8 @@ class Engine : public GroupEngine {
       shares_;  // that came early, by stage and job
 };
 
-// Forms engines on this backend, which must outlive them.
-FormEngine MakeFormEngine(kernels::Backend* backend, EngineOptions options, Clock clock);
+// Of engines on this backend, which must outlive it.
+std::unique_ptr<EngineMaker> MakeEngineMaker(kernels::Backend* backend, EngineOptions options,
+                                             Clock clock);
 
 }  // namespace lorad::worker

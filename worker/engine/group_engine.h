@@ -64,8 +64,18 @@ struct EngineContext {
       describe;
 };
 
-// Forms a group and reports GroupFormed. An error's reason is GroupFailed's.
-using FormEngine = std::function<absl::StatusOr<std::unique_ptr<GroupEngine>>(
-    const v1::FormGroup&, const EngineContext&)>;
+// Makes the engines of a worker, one group after the other. Threads: one, which is theirs.
+class EngineMaker {
+ public:
+  virtual ~EngineMaker() = default;
+
+  // Forms a group and reports GroupFormed. An error's reason is GroupFailed's. What a group loads
+  // of its model is kept for the next one, whichever way it ends; not where it is not formed.
+  virtual absl::StatusOr<std::unique_ptr<GroupEngine>> Form(const v1::FormGroup& order,
+                                                            const EngineContext& context) = 0;
+
+  // Nothing is kept any more. REQUIRES: its groups have ended.
+  virtual void DropWeights() = 0;
+};
 
 }  // namespace lorad::worker

@@ -10,34 +10,25 @@ namespace {
 using kernels::TensorView;
 using storage::AttentionSpec;
 
-bool HasBias(const storage::LinearGroup& group) {
-  return std::any_of(group.parts.begin(), group.parts.end(),
-                     [](const storage::LinearPart& part) { return !part.bias.empty(); });
-}
-
 }  // namespace
 
-StageRange WholeModel(const storage::ModelDescription& description) {
-  return {0, static_cast<int32_t>(description.blocks.size())};
-}
-
-Model::Model(kernels::Backend* backend, const storage::ModelDescription& description,
-             StageRange range, GroupShape shape, kernels::Arena& arena)
-    : backend_(backend), description_(description), range_(range), shape_(shape) {
-  assert(range.first_block >= 0 && range.first_block < range.end_block);
-  assert(range.end_block <= static_cast<int32_t>(description_.blocks.size()));
+Model::Model(kernels::Backend* backend, const Weights& weights, GroupShape shape,
+             kernels::Arena& arena)
+    : backend_(backend), weights_(weights), shape_(shape) {
   assert(shape.longest_sequence >= 1 && shape.longest_sequence <= shape.capacity_tokens);
   assert(shape.in_flight >= 1 && shape.in_flight <= sizes::kInFlightMax);
-  LayWeights(arena);
+  LayBlocks(arena);
   LayActivations(arena);
   LayScratch(arena);
   backend_->ReserveWorkspace(BackendLimits(), arena);
+  if (!arena.counting()) FillRopeTables();
 }
 
 int64_t Model::CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
                           StageRange range, GroupShape shape) {
   kernels::Arena counting(backend->device());
-  Model model(backend, description, range, shape, counting);
+  const Weights weights(backend, description, range, counting);
+  const Model model(backend, weights, shape, counting);
   return counting.bytes_max();
 }
 
@@ -60,7 +51,7 @@ int64_t Model::targets() const {
 }
 
 int64_t Model::FirstAngle(int64_t rows) const {
-  const int64_t border = storage::LongRopeBorder(description_);
+  const int64_t border = storage::LongRopeBorder(description());
   return border > 0 && rows > border ? shape_.longest_sequence : 0;
 }
 
@@ -70,7 +61,7 @@ kernels::HeadAngles Model::RopeTable(const AttentionSpec& spec, kernels::Arena& 
     if (*state.rope == spec.rope) return {state.table, spec.head_size};
   }
   const int64_t rows =
-      sizes::RopeRows(shape_.longest_sequence, storage::LongRopeBorder(description_));
+      sizes::RopeRows(shape_.longest_sequence, storage::LongRopeBorder(description()));
   const auto features = 2 * static_cast<int64_t>(spec.rope.inverse_frequencies.size());
   ropes_.push_back({&spec.rope, arena.Matrix(rows, features)});
   return {ropes_.back().table, spec.head_size};
@@ -88,46 +79,30 @@ void Model::ExchangeOutput(TensorView& memory) {
 
 void Model::ExchangeGradient(TensorView& memory) { std::swap(dx_, memory); }
 
-void Model::LayAttentionWeights(const AttentionSpec& spec, BlockState& state,
-                                kernels::Arena& arena) {
-  state.angles = RopeTable(spec, arena);
-  if (!spec.qk_norm) return;
-  state.qk_norm = {.q_weight = arena.Matrix(1, spec.qk_norm->q.size),
-                   .k_weight = arena.Matrix(1, spec.qk_norm->k.size),
-                   .q_columns = int64_t{spec.heads} * spec.head_size,
-                   .eps = EpsOf(spec.qk_norm->q)};
+void Model::FillRopeTables() {
+  const int64_t longest = shape_.longest_sequence;
+  for (const RopeState& state : ropes_) {
+    const storage::RopeSpec& rope = *state.rope;
+    const auto factor = static_cast<float>(rope.factor);
+    backend_->FillRope(rope.inverse_frequencies, factor, state.table.Rows(0, longest));
+    if (state.table.rows == longest) continue;
+    const bool other = !rope.long_frequencies.empty();
+    backend_->FillRope(other ? rope.long_frequencies : rope.inverse_frequencies, factor,
+                       state.table.Rows(longest, longest));
+  }
 }
 
-void Model::LayWeights(kernels::Arena& arena) {
-  const int64_t hidden = description_.hidden;
-  for (const storage::Block& block : description_.blocks) {
+void Model::LayBlocks(kernels::Arena& arena) {
+  for (const storage::Block& block : description().blocks) {
     if (std::holds_alternative<AttentionSpec>(block.mixer)) RopeTable(Attention(block), arena);
   }
-  if (has_embedding()) {
-    embedding_ = backend_->MakeLinear(description_.vocabulary, hidden, false, arena);
-  }
-  for (int32_t i = range_.first_block; i < range_.end_block; ++i) {
-    const storage::Block& block = description_.blocks[i];
-    BlockState state;
-    state.block = &block;
+  for (int32_t i = range().first_block; i < range().end_block; ++i) {
+    BlockState& state = blocks_.emplace_back();
+    state.block = &description().blocks[i];
     state.index = i;
-    state.attention = std::holds_alternative<AttentionSpec>(block.mixer);
-    if (block.norm) state.norm = arena.Matrix(1, hidden);
-    state.in = backend_->MakeLinear(block.in.out_features(), block.in.in_features,
-                                    HasBias(block.in), arena);
-    state.out = backend_->MakeLinear(block.out.out_features(), block.out.in_features,
-                                     HasBias(block.out), arena);
-    if (block.out_norm) state.out_norm = arena.Matrix(1, hidden);
-    if (state.attention) LayAttentionWeights(Attention(block), state, arena);
-    blocks_.push_back(std::move(state));
-  }
-  if (!has_head()) return;
-  final_norm_ = arena.Matrix(1, hidden);
-  if (description_.tied_head && embedding_ != nullptr) {
-    head_ = embedding_.get();
-  } else {
-    own_head_ = backend_->MakeLinear(description_.vocabulary, hidden, false, arena);
-    head_ = own_head_.get();
+    state.attention = std::holds_alternative<AttentionSpec>(state.block->mixer);
+    state.weights = &weights_.blocks()[static_cast<size_t>(i - range().first_block)];
+    if (state.attention) state.angles = RopeTable(Attention(*state.block), arena);
   }
 }
 
@@ -137,14 +112,14 @@ TensorView Model::Activation(int64_t columns, kernels::Arena& arena) const {
 
 void Model::LayBlock(const BlockState& state, Kept& kept, kernels::Arena& arena) const {
   kept.mix = Activation(state.block->in.out_features(), arena);
-  if (state.block->out_norm) kept.o = Activation(description_.hidden, arena);
+  if (state.block->out_norm) kept.o = Activation(description().hidden, arena);
   if (!state.attention) return;
   kept.y = Activation(state.block->out.in_features, arena);
   kept.lse = arena.Matrix(shape_.capacity_tokens, Attention(*state.block).heads);
 }
 
 void Model::LayPlace(size_t place, kernels::Arena& arena) {
-  const int64_t hidden = description_.hidden;
+  const int64_t hidden = description().hidden;
   const auto saved = [&](const storage::LinearGroup& group) {
     const auto targets = static_cast<int64_t>(group.parts.size());
     return Activation(kernels::LoraSavedColumns(targets, shape_.rank_max), arena);
@@ -163,7 +138,7 @@ void Model::LayPlace(size_t place, kernels::Arena& arena) {
 }
 
 void Model::LayActivations(kernels::Arena& arena) {
-  const int64_t hidden = description_.hidden;
+  const int64_t hidden = description().hidden;
   const auto places = static_cast<size_t>(shape_.in_flight);
   borders_.resize(has_head() ? places : 1);
   for (TensorView& border : borders_) border = Activation(hidden, arena);
@@ -210,7 +185,7 @@ void Model::LayScratch(kernels::Arena& arena) {
   }
   if (has_head()) {
     const int64_t rows = std::min(shape_.capacity_tokens, sizes::kLogitRows);
-    const int64_t vocabulary = description_.vocabulary;
+    const int64_t vocabulary = description().vocabulary;
     logits_ = arena.Matrix(rows, sizes::RoundUp(vocabulary, sizes::kLogitAlignment))
                   .Columns(0, vocabulary);
     scratch_bytes = std::max(scratch_bytes, arena.used() - mark);
@@ -222,8 +197,8 @@ void Model::LayScratch(kernels::Arena& arena) {
 kernels::Limits Model::BackendLimits() const {
   kernels::Limits limits{.tokens = shape_.capacity_tokens,
                          .longest_segment = shape_.longest_sequence,
-                         .hidden = description_.hidden,
-                         .vocabulary = has_head() ? description_.vocabulary : 0,
+                         .hidden = description().hidden,
+                         .vocabulary = has_head() ? description().vocabulary : 0,
                          .rank = shape_.rank_max,
                          .slots = 2 * shape_.slots_max};
   for (const BlockState& state : blocks_) {

@@ -5,14 +5,13 @@
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "kernels/arena.h"
 #include "kernels/backend.h"
 #include "kernels/tensor.h"
 #include "sizes/group.h"
 #include "storage/models/model_description.h"
-#include "storage/models/model_directory.h"
 #include "worker/engine/model_parts.h"
+#include "worker/engine/weights.h"
 
 namespace lorad::worker {
 
@@ -20,26 +19,23 @@ using sizes::GroupShape;
 using sizes::kRankMax;
 using sizes::kSlotsMax;
 using sizes::Recomputation;
-using sizes::StageRange;
 
-// All blocks on one stage.
-StageRange WholeModel(const storage::ModelDescription& description);
-
-// A stage of a base model with the memory for its microbatches in flight, each in a place of its
-// own. Runs the table of a ModelDescription and knows no family by name. Forward keeps, per block
-// and row, x at the block's entry (H); unless blocks are computed again, of attention: q, k, v
-// after the rotary embedding, or as the product leaves them where they are normed ((N + 2G) D), its
-// output (N D) and lse (N), of an MLP: gate and up (2F), of both what they leave where that is
+// A stage of a base model: its weights, and memory for its microbatches in flight, each in a place
+// of its own. Runs the table of a ModelDescription and knows no family by name. Forward keeps, per
+// block and row, x at the block's entry (H); unless blocks are computed again, of attention: q, k,
+// v after the rotary embedding, or as the product leaves them where they are normed ((N + 2G) D),
+// its output (N D) and lse (N), of an MLP: gate and up (2F), of both what they leave where that is
 // normed (H); if nothing is computed again, the norm's output as well (H a block), the SwiGLU
 // product (F an MLP) and S.
 //
-// Counting: constructed over a counting arena, a Model holds nothing and arena.bytes_max() is what
-// a real one takes. The rules, every line rounded up to 64 bytes as one allocation
-// (kernels/arena.h), T = capacity_tokens, P = longest_sequence, k = in_flight; activations, border,
-// scratch and unit gradient are values of Backend::activation_dtype(), norms, rope, lse and log p
-// are float32:
+// Counting: constructed over a counting arena, Weights and a Model hold nothing and
+// arena.bytes_max() is what real ones take. The rules, every line rounded up to 64 bytes as one
+// allocation (kernels/arena.h), T = capacity_tokens, P = longest_sequence, k = in_flight;
+// activations, border, scratch and unit gradient are values of Backend::activation_dtype(), norms,
+// rope, lse and log p are float32:
 //   weights      whatever Backend::MakeLinear takes for: embedding [V, H]; per block the groups in
-//                and out; head [V, H] unless tied (and on the same stage). Per norm H.
+//                and out; head [V, H] unless tied (and on the same stage). Per norm H. All
+//                that follows is the Model's own
 //   rope         P D per distinct RopeSpec of the model, on every stage; 2 P D where longrope has
 //                its second table (sizes::RopeRows)
 //   activations  k times, per block: T H; unless blocks are computed again attention T (N + 2G) D,
@@ -57,13 +53,13 @@ StageRange WholeModel(const storage::ModelDescription& description);
 // Threads: one.
 class Model {
  public:
-  // Takes all memory from `arena`, which must outlive the model, as must `backend`.
-  Model(kernels::Backend* backend, const storage::ModelDescription& description, StageRange range,
-        GroupShape shape, kernels::Arena& arena);
+  // Takes what is its own from `arena`, which must outlive the model, as must `backend` and
+  // `weights`; these may be filled later.
+  Model(kernels::Backend* backend, const Weights& weights, GroupShape shape, kernels::Arena& arena);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  // Bytes of a real arena for it.
+  // Bytes of its arena and of its weights.
   static int64_t CountBytes(kernels::Backend* backend, const storage::ModelDescription& description,
                             StageRange range, GroupShape shape);
 
@@ -72,10 +68,6 @@ class Model {
   static int64_t LandingBytes(const kernels::Backend& backend,
                               const storage::ModelDescription& description, StageRange range,
                               GroupShape shape);
-
-  // Fills the weights from the directory the description came from, tensor by tensor, straight into
-  // the arena. REQUIRES: a real arena.
-  absl::Status Load(const storage::ModelDirectory& directory);
 
   // A microbatch of T' <= capacity rows in its place: 0 <= place < in_flight.
   struct Pass {
@@ -120,20 +112,18 @@ class Model {
   int64_t FirstAngle(int64_t rows) const;
 
   // Linear groups as the backend's AdapterTable numbers them: `in` and `out` of every block.
-  int32_t groups() const { return 2 * (range_.end_block - range_.first_block); }
-  int32_t InGroup(int32_t block) const { return 2 * (block - range_.first_block); }
+  int32_t groups() const { return 2 * (range().end_block - range().first_block); }
+  int32_t InGroup(int32_t block) const { return 2 * (block - range().first_block); }
   int32_t OutGroup(int32_t block) const { return InGroup(block) + 1; }
 
   // Projections that an adapter may train: each has two matrices.
   int64_t targets() const;
 
-  const storage::ModelDescription& description() const { return description_; }
-  const StageRange& range() const { return range_; }
+  const storage::ModelDescription& description() const { return weights_.description(); }
+  const StageRange& range() const { return weights_.range(); }
   const GroupShape& shape() const { return shape_; }
-  bool has_embedding() const { return range_.has_embedding(); }
-  bool has_head() const {
-    return range_.has_head(static_cast<int64_t>(description_.blocks.size()));
-  }
+  bool has_embedding() const { return weights_.embedding() != nullptr; }
+  bool has_head() const { return weights_.head() != nullptr; }
 
  private:
   // What a block keeps of a microbatch; where it is computed again the memory is shared by all
@@ -153,14 +143,9 @@ class Model {
     const storage::Block* block = nullptr;
     int32_t index = 0;
     bool attention = false;
-    // Frozen; norms where the block has them.
-    kernels::TensorView norm;  // [1, H]
-    std::unique_ptr<kernels::Linear> in;
-    std::unique_ptr<kernels::Linear> out;
-    kernels::TensorView out_norm;  // [1, H]
-    kernels::QkNorm qk_norm;       // attention
-    kernels::HeadAngles angles;    // attention; empty where nothing turns
-    std::vector<Kept> kept;        // [in_flight]
+    const Weights::Block* weights = nullptr;
+    kernels::HeadAngles angles;  // attention; empty where nothing turns
+    std::vector<Kept> kept;      // [in_flight]
     // Scratch shared by all blocks: q and k as attention reads them where they are normed, and
     // gradients.
     kernels::TensorView scratch_qk;    // [T, (N + G) D]
@@ -168,9 +153,7 @@ class Model {
     kernels::TensorView scratch_dmix;  // [T, (N + 2G) D]; attention (the MLP's overwrites mix)
   };
 
-  void LayWeights(kernels::Arena& arena);
-  void LayAttentionWeights(const storage::AttentionSpec& spec, BlockState& state,
-                           kernels::Arena& arena);
+  void LayBlocks(kernels::Arena& arena);
   void LayActivations(kernels::Arena& arena);
   void LayScratch(kernels::Arena& arena);
   void LayPlace(size_t place, kernels::Arena& arena);
@@ -180,11 +163,6 @@ class Model {
   kernels::Limits BackendLimits() const;
   kernels::HeadAngles RopeTable(const storage::AttentionSpec& spec, kernels::Arena& arena);
   void FillRopeTables();
-  absl::Status LoadBlock(const storage::ModelDirectory& directory, const BlockState& state);
-  absl::Status LoadGroup(const storage::ModelDirectory& directory,
-                         const storage::LinearGroup& group, kernels::Linear& linear);
-  absl::Status LoadNorm(const storage::ModelDirectory& directory, const storage::NormSpec& norm,
-                        const kernels::TensorView& view);
 
   // With as many rows as the microbatch has.
   static Kept KeptOf(const BlockState& state, const Pass& pass);
@@ -214,8 +192,7 @@ class Model {
   const kernels::TensorView& BorderAfter(size_t i, size_t place) const;
 
   kernels::Backend* const backend_;
-  const storage::ModelDescription description_;
-  const StageRange range_;
+  const Weights& weights_;
   const GroupShape shape_;
 
   struct RopeState {
@@ -223,10 +200,6 @@ class Model {
     kernels::TensorView table;
   };
   std::vector<RopeState> ropes_;
-  std::unique_ptr<kernels::Linear> embedding_;
-  std::unique_ptr<kernels::Linear> own_head_;  // null if tied to embedding_
-  kernels::Linear* head_ = nullptr;
-  kernels::TensorView final_norm_;  // [1, H]
   std::vector<BlockState> blocks_;
   std::vector<kernels::TensorView> borders_;  // [T, H]: x behind the last block; of each place
                                               // with the head, else one

@@ -45,13 +45,13 @@ TensorView Model::Input(const Pass& pass, const BlockState& state) const {
 void Model::NormInput(const Pass& pass, const BlockState& state) {
   const Kept kept = KeptOf(state, pass);
   if (!state.block->norm) return;
-  backend_->RmsNorm(pass.batch, kept.x, state.norm, EpsOf(*state.block->norm), kept.h);
+  backend_->RmsNorm(pass.batch, kept.x, state.weights->norm, EpsOf(*state.block->norm), kept.h);
 }
 
 void Model::NormQk(const Pass& pass, const BlockState& state) {
   const int64_t columns = QkColumns(Attention(*state.block));
-  backend_->QkNormRope(pass.batch, KeptOf(state, pass).mix.Columns(0, columns), state.qk_norm,
-                       state.angles, state.scratch_qk.Rows(0, pass.rows));
+  backend_->QkNormRope(pass.batch, KeptOf(state, pass).mix.Columns(0, columns),
+                       state.weights->qk_norm, state.angles, state.scratch_qk.Rows(0, pass.rows));
 }
 
 Qkv Model::Attended(const Pass& pass, const BlockState& state) const {
@@ -70,11 +70,11 @@ void Model::MixAttention(const Pass& pass, const BlockState& state,
   const AttentionSpec& spec = Attention(*state.block);
   const int32_t group = InGroup(state.index);
   if (!spec.qk_norm && !state.angles.empty()) {
-    backend_->LoraLinearRope(pass.batch, *state.in, table, group, Input(pass, state), state.angles,
-                             QkColumns(spec), kept.mix, kept.in_saved);
+    backend_->LoraLinearRope(pass.batch, *state.weights->in, table, group, Input(pass, state),
+                             state.angles, QkColumns(spec), kept.mix, kept.in_saved);
   } else {
-    backend_->LoraLinear(pass.batch, *state.in, table, group, Input(pass, state), {}, kept.mix,
-                         kept.in_saved);
+    backend_->LoraLinear(pass.batch, *state.weights->in, table, group, Input(pass, state), {},
+                         kept.mix, kept.in_saved);
   }
   if (spec.qk_norm) NormQk(pass, state);
   const Qkv qkv = Attended(pass, state);
@@ -85,7 +85,7 @@ void Model::Mix(const Pass& pass, const BlockState& state, const kernels::Adapte
   const Kept kept = KeptOf(state, pass);
   NormInput(pass, state);
   if (state.attention) return MixAttention(pass, state, table);
-  backend_->LoraLinearSwiGlu(pass.batch, *state.in, table, InGroup(state.index),
+  backend_->LoraLinearSwiGlu(pass.batch, *state.weights->in, table, InGroup(state.index),
                              GateOf(Mlp(*state.block)), Input(pass, state), kept.mix, kept.y,
                              kept.in_saved);
 }
@@ -93,8 +93,8 @@ void Model::Mix(const Pass& pass, const BlockState& state, const kernels::Adapte
 void Model::Leave(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table,
                   const TensorView& residual, const TensorView& to) {
   const Kept kept = KeptOf(state, pass);
-  backend_->LoraLinear(pass.batch, *state.out, table, OutGroup(state.index), kept.y, residual, to,
-                       kept.out_saved);
+  backend_->LoraLinear(pass.batch, *state.weights->out, table, OutGroup(state.index), kept.y,
+                       residual, to, kept.out_saved);
 }
 
 void Model::Restore(const Pass& pass, const BlockState& state, const kernels::AdapterTable& table) {
@@ -113,9 +113,9 @@ void Model::Restore(const Pass& pass, const BlockState& state, const kernels::Ad
 
 void Model::Forward(const Pass& pass, const kernels::AdapterTable& table, bool gradient) {
   assert(pass.rows >= 1 && pass.rows <= shape_.capacity_tokens && pass.loss_rows <= pass.rows);
-  if (embedding_ != nullptr) {
-    backend_->Embed(pass.batch, *embedding_,
-                    EmbeddingFactor(description_, backend_->activation_dtype()),
+  if (has_embedding()) {
+    backend_->Embed(pass.batch, *weights_.embedding(),
+                    EmbeddingFactor(description(), backend_->activation_dtype()),
                     KeptOf(blocks_[0], pass).x);
   }
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -125,30 +125,30 @@ void Model::Forward(const Pass& pass, const kernels::AdapterTable& table, bool g
     Mix(pass, state, table);
     if (state.block->out_norm) {
       Leave(pass, state, table, {}, kept.o);
-      backend_->RmsNormAdd(pass.batch, kept.o, state.out_norm, EpsOf(*state.block->out_norm),
-                           kept.x, next);
+      backend_->RmsNormAdd(pass.batch, kept.o, state.weights->out_norm,
+                           EpsOf(*state.block->out_norm), kept.x, next);
     } else {
       Leave(pass, state, table, kept.x, next);
     }
   }
-  if (head_ == nullptr || pass.loss_rows == 0) return;
-  backend_->LinearLoss(pass.batch, NormedOutput(pass), *head_,
-                       static_cast<float>(description_.logit_cap),
+  if (!has_head() || pass.loss_rows == 0) return;
+  backend_->LinearLoss(pass.batch, NormedOutput(pass), *weights_.head(),
+                       static_cast<float>(description().logit_cap),
                        log_p_.Columns(0, pass.loss_rows),
                        gradient ? units_[pass.place].Rows(0, pass.loss_rows) : TensorView{});
 }
 
 TensorView Model::NormedOutput(const Pass& pass) {
   const TensorView h = h_.Rows(0, pass.rows);
-  backend_->RmsNorm(pass.batch, borders_[pass.place].Rows(0, pass.rows), final_norm_,
-                    EpsOf(description_.final_norm), h);
+  backend_->RmsNorm(pass.batch, borders_[pass.place].Rows(0, pass.rows), weights_.final_norm(),
+                    EpsOf(description().final_norm), h);
   return h;
 }
 
 void Model::ReadBackLogits(const Pass& pass, std::span<const int32_t> rows, float* host) {
   const TensorView logits = logits_.Rows(0, static_cast<int64_t>(rows.size()));
-  backend_->Logits(pass.batch, NormedOutput(pass), rows, *head_,
-                   static_cast<float>(description_.logit_cap), logits);
+  backend_->Logits(pass.batch, NormedOutput(pass), rows, *weights_.head(),
+                   static_cast<float>(description().logit_cap), logits);
   backend_->ReadBack(logits, host);
 }
 
@@ -164,8 +164,8 @@ void Model::BackwardAttention(const Pass& pass, const BlockState& state, const T
   const TensorView dmix = state.scratch_dmix.Rows(0, pass.rows);
   const Qkv qkv = Attended(pass, state);
   const Qkv dqkv = SplitQkv(dmix, spec);
-  backend_->LoraLinearBackward(pass.batch, *state.out, table, OutGroup(state.index), kept.y, dout,
-                               dy, kept.out_saved);
+  backend_->LoraLinearBackward(pass.batch, *state.weights->out, table, OutGroup(state.index),
+                               kept.y, dout, dy, kept.out_saved);
   if (state.angles.empty()) {
     backend_->AttentionBackward(pass.batch, KernelShape(spec), qkv.q, qkv.k, qkv.v, kept.y,
                                 kept.lse, dy, dqkv.q, dqkv.k, dqkv.v);
@@ -175,7 +175,7 @@ void Model::BackwardAttention(const Pass& pass, const BlockState& state, const T
   }
   if (!spec.qk_norm) return;
   const int64_t columns = QkColumns(spec);
-  backend_->QkNormBackward(pass.batch, kept.mix.Columns(0, columns), state.qk_norm,
+  backend_->QkNormBackward(pass.batch, kept.mix.Columns(0, columns), state.weights->qk_norm,
                            dmix.Columns(0, columns));
 }
 
@@ -183,7 +183,7 @@ void Model::BackwardMlp(const Pass& pass, const BlockState& state, const TensorV
                         kernels::AdapterTable& table) {
   const Kept kept = KeptOf(state, pass);
   const TensorView dy = state.scratch_dy.Rows(0, pass.rows);
-  backend_->LoraLinearSwiGluBackward(pass.batch, *state.out, table, OutGroup(state.index),
+  backend_->LoraLinearSwiGluBackward(pass.batch, *state.weights->out, table, OutGroup(state.index),
                                      GateOf(Mlp(*state.block)), kept.mix, kept.y, dout, dy,
                                      kept.mix, kept.out_saved);
 }
@@ -196,8 +196,8 @@ void Model::BackwardBlock(const Pass& pass, const BlockState& state, kernels::Ad
   TensorView dout = dx;
   if (state.block->out_norm) {
     dout = kept.o;  // written where it was made
-    backend_->RmsNormGradient(pass.batch, kept.o, state.out_norm, EpsOf(*state.block->out_norm), dx,
-                              dout);
+    backend_->RmsNormGradient(pass.batch, kept.o, state.weights->out_norm,
+                              EpsOf(*state.block->out_norm), dx, dout);
   }
   if (state.attention) {
     BackwardAttention(pass, state, dout, table);
@@ -206,13 +206,14 @@ void Model::BackwardBlock(const Pass& pass, const BlockState& state, kernels::Ad
   }
   // Below block 0 there is nothing that trains.
   const bool last = state.index == 0;
-  backend_->LoraLinearBackward(pass.batch, *state.in, table, InGroup(state.index),
+  backend_->LoraLinearBackward(pass.batch, *state.weights->in, table, InGroup(state.index),
                                Input(pass, state),
                                state.attention ? state.scratch_dmix.Rows(0, pass.rows) : kept.mix,
                                last ? TensorView{} : dh, kept.in_saved);
   if (last) return;
   if (state.block->norm) {
-    backend_->RmsNormBackward(pass.batch, kept.x, state.norm, EpsOf(*state.block->norm), dh, dx);
+    backend_->RmsNormBackward(pass.batch, kept.x, state.weights->norm, EpsOf(*state.block->norm),
+                              dh, dx);
   } else {
     backend_->Add(pass.batch, dh, dx);
   }
@@ -224,8 +225,8 @@ void Model::BackwardHead(const Pass& pass, std::span<const float> weights) {
   const TensorView dx = dx_.Rows(0, pass.rows);
   backend_->LossBackward(pass.batch, weights, units_[pass.place].Rows(0, pass.loss_rows), dh);
   backend_->Zero(dx);
-  backend_->RmsNormBackward(pass.batch, borders_[pass.place].Rows(0, pass.rows), final_norm_,
-                            EpsOf(description_.final_norm), dh, dx);
+  backend_->RmsNormBackward(pass.batch, borders_[pass.place].Rows(0, pass.rows),
+                            weights_.final_norm(), EpsOf(description().final_norm), dh, dx);
 }
 
 void Model::Backward(const Pass& pass, kernels::AdapterTable& table,

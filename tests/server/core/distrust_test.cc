@@ -194,6 +194,27 @@ TEST_CASE("a group was formed in no longer than it was waited for, whatever its 
   world->RunUntilState(job, Job::SUCCEEDED);
 }
 
+TEST_CASE("a group whose worker had the weights teaches no time to form") {
+  for (const bool kept : {false, true}) {
+    INFO("kept: " << kept);
+    const auto world = WorldOf(1);
+    const std::string job = world->Submit(LongJob());
+    world->RunUntilState(job, Job::PREPARING);
+    world->worker(0).Hang(true);
+    world->Sleep(5 * kSecond);
+    worker::v1::WorkerMessage formed;
+    formed.mutable_report()->mutable_group_formed()->set_load_seconds(4);
+    formed.mutable_report()->mutable_group_formed()->set_weights_kept(kept);
+    world->worker(0).Lie(formed);
+    world->RunUntil([&] { return CountNotes(*world, "formed on 'worker-0' in 4 s") == 1; });
+    CHECK(CountNotes(*world, "in 4 s, with the weights that it had") == (kept ? 1 : 0));
+    const auto cluster = world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+    const bool learned = std::ranges::any_of(
+        cluster.times(), [](const v1::TrainingTimes& times) { return times.load_seconds() == 4; });
+    CHECK(learned == !kept);
+  }
+}
+
 // Of two workers one has a long job of another base model, and the other has failed this one: it
 // waits for the first, however long that takes.
 struct OneSound {

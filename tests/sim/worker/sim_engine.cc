@@ -79,6 +79,11 @@ void SimEngine::CarryOut(const worker::Effect& order, const Done& done) {
                    flights_.clear();
                    done(true);
                  },
+                 [&](const worker::DropWeights&) {
+                   REQUIRE(slots_.empty());
+                   weights_.reset();
+                   done(true);
+                 },
                  [&](const worker::BeginWindow& begin) {
                    window_ = begin.window;
                    done(true);
@@ -109,6 +114,8 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
   shares_.clear();
   capacity_tokens_ = order.capacity_tokens();
   in_flight_max_ = static_cast<size_t>(std::max(order.microbatches_in_flight(), 1));
+  const Weights needed = {order.model_path(), order.first_block(), order.end_block()};
+  const bool kept = std::exchange(weights_, std::nullopt) == needed;
   if (script_.memory_taken || capacity_tokens_ > script_.group_tokens_most) {
     absl::Status taken = absl::ResourceExhaustedError("no memory is left");
     taken.SetPayload(storage::Absl(storage::kReasonPayload), absl::Cord("MEMORY_TAKEN"));
@@ -121,12 +128,14 @@ absl::Status SimEngine::Form(const worker::v1::FormGroup& order) {
   }
   worker::v1::Report report;
   report.mutable_group_formed()->set_reserved_bytes(1000);
+  report.mutable_group_formed()->set_weights_kept(kept);
   if (order.stages() > 1) {
     REQUIRE(hooks_.net != nullptr);
     stage_ = std::make_unique<SimStage>(*hooks_.net, hooks_.host, order.epoch(), order.stage(),
                                         order.stages());
     report.mutable_group_formed()->set_endpoint(stage_->endpoint());
   }
+  weights_ = needed;
   hooks_.report(std::move(report));
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -90,6 +91,8 @@ class SimEngine {
     std::map<int64_t, int> sequences;  // of the batch under way, how often backwarded
     std::optional<worker::v1::Batch> batch;
   };
+  // Of a base model, by its path: the blocks of a stage.
+  using Weights = std::tuple<std::string, int32_t, int32_t>;
   // A microbatch between its coming and its going; the window may end before.
   struct Flight {
     std::shared_ptr<const worker::v1::Window> window;
@@ -131,6 +134,7 @@ class SimEngine {
 
   const Hooks hooks_;
   const WorkerScript& script_;
+  std::optional<Weights> weights_;  // of the group, or of the one before
   int64_t capacity_tokens_ = 0;
   std::map<std::string, Slot> slots_;
   std::shared_ptr<const worker::v1::Window> window_;

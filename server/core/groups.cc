@@ -231,19 +231,17 @@ void Core::State::LoseGroup(GroupState& group, const std::string& why, Loss loss
       jobs_.FallBack(*job);
     }
   }
-  if (loss == Loss::kAnybodys) Suspect(lost, gone, why);
+  turn_.WantSchedule();
+  if (loss == Loss::kAnybodys) return Suspect(lost, gone, why);
   for (JobState* job : lost) {
-    if (loss == Loss::kAnybodys) break;
+    const std::string what = WhatIsLost(*job, gone.name, why);
+    if (loss == Loss::kItsEnd) jobs_.AddEvent(*job, kWorkerLost, what);
     jobs_.Unplace(*job, absl::StrCat("its worker is gone: ", why));
-    if (loss == Loss::kItsEnd) {
-      jobs_.AddEvent(*job, kWorkerLost, WhatIsLost(*job, gone.name, why));
-      continue;
-    }
+    if (loss == Loss::kItsEnd) continue;
     // Counted, as what passes is: a worker may lie for days.
     if (!job->passing) job->passing = std::make_unique<Passing>();
-    jobs_.CountFailure(*job, "WORKER_LIED", WhatIsLost(*job, gone.name, why));
+    jobs_.CountFailure(*job, "WORKER_LIED", what);
   }
-  turn_.WantSchedule();
 }
 
 void Core::State::Suspect(const std::vector<JobState*>& lost, const GroupState& gone,

@@ -101,7 +101,7 @@ std::string MemoryBulk::Shard(const std::string& job, int64_t step, int32_t stag
       return shards_.count({job, step, stage}) != 0;
     });
     if (!came) throw std::runtime_error("no shard of " + job + " at step " + std::to_string(step));
-    shards.push_back(shards_.at({job, step, stage}));
+    shards.push_back(std::move(shards_.extract({job, step, stage}).mapped()));
   }
   return stages == 1 ? shards[0] : MergeShards(shards);
 }

@@ -51,8 +51,10 @@ def frobenius_difference(a, b):
 
 
 def write_model(directory, hidden=32, layers=2, heads=2, kv_heads=1, ffn=96, vocabulary=384, positions=1024, seed=1,
-                tokenizer=False):
-    """A Llama of random weights, small enough to train hundreds of steps in seconds."""
+                tokenizer=False, head=0.08):
+    """A Llama of random weights, small enough to train hundreds of steps in seconds. head: the deviation of lm_head's
+    weights. What is to be learned by heart needs a larger one: of a head of 0.08 all logits lie within about 2.5 of each
+    other, whatever is trained before it, and which of two tokens is ahead is then a matter of rounding."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True)
     head_dim = hidden // heads
@@ -66,13 +68,13 @@ def write_model(directory, hidden=32, layers=2, heads=2, kv_heads=1, ffn=96, voc
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     generator = random.Random(seed)
 
-    def matrix(rows, columns):
-        return [rows, columns], array.array("f", (generator.gauss(0, 0.08) for _ in range(rows * columns)))
+    def matrix(rows, columns, deviation=0.08):
+        return [rows, columns], array.array("f", (generator.gauss(0, deviation) for _ in range(rows * columns)))
 
     def ones(size):
         return [size], array.array("f", [1.0] * size)
 
-    tensors = {"model.embed_tokens.weight": matrix(vocabulary, hidden), "lm_head.weight": matrix(vocabulary, hidden),
+    tensors = {"model.embed_tokens.weight": matrix(vocabulary, hidden), "lm_head.weight": matrix(vocabulary, hidden, head),
                "model.norm.weight": ones(hidden)}
     for i in range(layers):
         layer = f"model.layers.{i}."

@@ -34,7 +34,7 @@ def job_of(dataset="rows", **training):
 @contextlib.contextmanager
 def house_with_model():
     with House(None, "--workers", "cpu:1") as house:
-        model = write_model(house.folder / "tiny", tokenizer=True, positions=256)
+        model = write_model(house.folder / "tiny", tokenizer=True, positions=256, head=0.5)
         template = house.folder / "template.jinja"
         template.write_text(TEMPLATE)
         house.lora("model", "add", "tiny", "--path", model, "--chat-template", template)

@@ -276,8 +276,8 @@ def test_told_to_end_without_time():
         time.sleep(1.2)
         assert worker.poll() is None
         worker.terminate()
+        house.process.send_signal(signal.SIGCONT)  # it hears a worker that is gone
         assert worker.wait(timeout=10) == 0
-        house.process.send_signal(signal.SIGCONT)
         waits = becomes(house, job, "QUEUED")
         assert waits["step"] == 0, waits
         lost = [event["message"] for event in house.objects("events", job) if event["reason"] == "WORKER_LOST"]

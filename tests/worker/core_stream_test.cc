@@ -261,7 +261,7 @@ v1::CoordinatorMessage Shutdown() {
 }
 
 TEST_CASE("Shutdown and a second signal end it, and nothing follows") {
-  const Lines end{"cancel calls", "hang up 1", "end: OK"};
+  const Lines end{"cancel calls", "end: OK"};
   Script s;
   s.Begin();
   CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves"});
@@ -283,15 +283,13 @@ TEST_CASE("told to end, it goes on until it is let go, for its grace period at m
   s.Hears(WindowOf(1, 1).Train(1, {"a"}));
   CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves"});
   CHECK(s.Done() == Lines{"FORWARD 1"});  // the window is begun
-  SECTION("it is let go") {
-    CHECK(s.Hears(Shutdown()) == Lines{"cancel calls", "hang up 1", "end: OK"});
-  }
+  SECTION("it is let go") { CHECK(s.Hears(Shutdown()) == Lines{"cancel calls", "end: OK"}); }
   SECTION("the coordinator is lost: nobody would save its jobs") {
     CHECK(s.Breaks() == Lines{"cancel calls", "end: OK"});
   }
   SECTION("nothing comes") {
     for (const std::string& line : s.Wait(19'999)) CHECK(line == "read memory");
-    CHECK(s.Wait(1) == Lines{"cancel calls", "hang up 1", "end: OK"});
+    CHECK(s.Wait(1) == Lines{"cancel calls", "end: OK"});
   }
 }
 
@@ -310,7 +308,7 @@ TEST_CASE("told to end without a coordinator, or without a grace period, it does
   CHECK(s.Happens(StopRequested{}) == Lines{"cancel calls", "end: OK"});
   Script t(/*grace_ms=*/0);
   t.Begin();
-  CHECK(t.Happens(StopRequested{}) == Lines{"cancel calls", "hang up 1", "end: OK"});
+  CHECK(t.Happens(StopRequested{}) == Lines{"cancel calls", "end: OK"});
 }
 
 TEST_CASE("a reason that the coordinator gave is told once") {

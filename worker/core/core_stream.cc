@@ -216,7 +216,6 @@ void WorkerCore::State::SayLeaving() {
 void WorkerCore::State::EndWith(absl::Status status) {
   ended_ = true;
   Do(CancelCalls{});
-  if (link_ != LinkState::kDown) Do(HangUp{stream_});
   Do(End{std::move(status)});
 }
 

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,13 @@
 #include "worker/link/rpc_status.h"
 
 namespace lorad::worker {
+namespace {
+
+// What a coordinator may take to hear a worker's last words. A call that is cancelled takes those
+// with it that the peer has not read yet.
+constexpr std::chrono::seconds kFarewell(1);
+
+}  // namespace
 
 struct GrpcLink::Call {
   grpc::ClientContext context;
@@ -53,11 +61,13 @@ void GrpcLink::Say(v1::WorkerMessage message) {
 
 void GrpcLink::Close() {
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     closed_ = true;
+    wake_.notify_all();
+    wake_.wait_for(lock, kFarewell,
+                   [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return call_ == nullptr; });
     if (call_ != nullptr) call_->context.TryCancel();
   }
-  wake_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -79,6 +89,7 @@ void GrpcLink::Run() {
     {
       std::lock_guard lock(mutex_);
       call_ = nullptr;
+      wake_.notify_all();
       if (closed_) return;
     }
     if (status.ok()) status = absl::UnavailableError("the coordinator ended the stream");
@@ -112,9 +123,14 @@ void GrpcLink::WriteMessages(Call* call) {
   std::unique_lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return call->ended || !queue_.empty();
+      return call->ended || closed_ || !queue_.empty();
     });
     if (call->ended) return;
+    if (queue_.empty()) {  // closed, and all is said
+      lock.unlock();
+      call->rpc->WritesDone();
+      return;
+    }
     const v1::WorkerMessage message = std::move(queue_.front());
     queue_.pop_front();
     call->writing = true;

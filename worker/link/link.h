@@ -24,7 +24,8 @@ class Link {
   virtual void HangUp() = 0;
   virtual void Say(v1::WorkerMessage message) = 0;
 
-  // Hangs up; the listener is not called any more once it returns. The last call.
+  // Says what waits to be said, and hangs up, within about a second; the listener is not called any
+  // more once it returns. The last call.
   virtual void Close() = 0;
 };
 

@@ -1,13 +1,10 @@
 // lorad-worker: one device, one group at a time. Holds nothing durable; see core.h for how it
 // lives with its coordinator.
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cassert>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -163,45 +160,31 @@ int ParseFlags(int argc, char** argv, Flags* flags) {
   return -1;
 }
 
-int signal_pipe_end = -1;  // where the handler writes
-
-// SIGTERM, SIGINT and SIGHUP (its terminal is closed) as a byte to wait for; the last one not where
-// it is ignored, as nohup has it.
-class SignalPipe {
+// SIGTERM, SIGINT and SIGHUP (its terminal is closed), to wait for; the last one not where it is
+// ignored, as nohup has it. They are blocked in this thread and in all that it starts later, for no
+// handler may run on a thread that computes: oneDNN's products use the stack pointer for something
+// else, and the frame of a signal would lie amid somebody's numbers.
+class StopSignals {
  public:
-  SignalPipe() {
-    const int result = pipe2(ends_, O_CLOEXEC);
-    assert(result == 0);
-    (void)result;
-    signal_pipe_end = ends_[1];
-    struct sigaction action = {};
-    action.sa_handler = [](int) { WriteByte(signal_pipe_end); };
-    sigaction(SIGTERM, &action, nullptr);
-    sigaction(SIGINT, &action, nullptr);
+  StopSignals() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGTERM);
+    sigaddset(&signals_, SIGINT);
     struct sigaction hang_up = {};
     sigaction(SIGHUP, nullptr, &hang_up);
-    if (hang_up.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
+    if (hang_up.sa_handler != SIG_IGN) sigaddset(&signals_, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   }
-  SignalPipe(const SignalPipe&) = delete;
-  SignalPipe& operator=(const SignalPipe&) = delete;
 
-  // Until a signal, or Wake.
-  void Wait() {
-    char byte = 0;
-    while (read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
-    }
+  // Until one comes, or Wake.
+  void Wait() const {
+    int received = 0;
+    sigwait(&signals_, &received);
   }
-  void Wake() { WriteByte(ends_[1]); }
+  static void Wake(std::thread* waiter) { pthread_kill(waiter->native_handle(), SIGTERM); }
 
  private:
-  static void WriteByte(int end) {
-    const int saved = errno;
-    // A full pipe has woken everybody already.
-    const ssize_t written = write(end, "", 1);
-    (void)written;
-    errno = saved;
-  }
-  int ends_[2] = {-1, -1};
+  sigset_t signals_;
 };
 
 // The same for the process that takes this one's place, so that what was held against one counts.
@@ -335,9 +318,7 @@ absl::StatusOr<OpenListener> TransportOf(const Flags& flags, const char* own_nam
 }
 
 int Run(Flags flags, const char* own_name) {
-  // Signals may reach any thread (libraries have some of their own), so the handler only writes a
-  // byte, and a thread of ours waits for it.
-  SignalPipe pipe;
+  const StopSignals signals;  // before there are threads
   signal(SIGPIPE, SIG_IGN);
   // Before there are threads. NVLink's multicast, which NCCL would set up, can leave the host's GPUs
   // unusable when a process is killed, and one sender and one receiver have no use for it.
@@ -388,12 +369,12 @@ int Run(Flags flags, const char* own_name) {
       *transport, &link, &bulk, SteadyClock());
   std::atomic<bool> ends = false;
   std::thread waiter([&] {
-    for (pipe.Wait(); !ends; pipe.Wait()) driver.Stop();
+    for (signals.Wait(); !ends; signals.Wait()) driver.Stop();
   });
   const absl::Status status = driver.AwaitEnd();
   EndProcessAfter(kEndPatience);  // the driver waits for the operation in progress
   ends = true;
-  pipe.Wake();
+  StopSignals::Wake(&waiter);
   waiter.join();
   if (!status.ok()) {
     spdlog::error("the worker of coordinator {} ends: {}", flags.coordinator,

@@ -103,8 +103,8 @@ absl::StatusOr<uint64_t> ReadSeed(std::string_view text) {
 }
 
 // Adds a file's identity to the fingerprint: cheap for weights (size, time, header), content
-// elsewhere.
-void AddWeightFile(Sha256& sha, const SafetensorsFile& file) {
+// elsewhere. Its version on this host.
+std::string AddWeightFile(Sha256& sha, const SafetensorsFile& file) {
   struct stat status = {};
   stat(file.path().c_str(), &status);
   const std::string name = file.path().substr(file.path().rfind('/') + 1);
@@ -114,6 +114,8 @@ void AddWeightFile(Sha256& sha, const SafetensorsFile& file) {
     sha.Update(absl::StrCat(tensor.name, " ", Absl(TensorTypeName(tensor.type)), " ",
                             ShapeString(tensor.shape), " ", tensor.begin, "\n"));
   }
+  return absl::StrCat(status.st_dev, ".", status.st_ino, ".", status.st_ctim.tv_sec, ".",
+                      status.st_ctim.tv_nsec, " ");
 }
 
 }  // namespace
@@ -143,7 +145,9 @@ absl::StatusOr<ModelDirectory> ModelDirectory::Open(const std::string& path) {
   directory.has_tokenizer_ = RealFiles().Exists(JoinPath(path, "tokenizer.json"));
 
   Sha256 sha;
-  for (const SafetensorsFile& file : directory.files_) AddWeightFile(sha, file);
+  for (const SafetensorsFile& file : directory.files_) {
+    directory.version_ += AddWeightFile(sha, file);
+  }
   for (const char* name : {kConfigFile, kRandomFile, "tokenizer.json", "tokenizer_config.json",
                            "chat_template.jinja"}) {
     const absl::StatusOr<std::string> text = directory.ReadText(name);

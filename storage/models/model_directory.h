@@ -44,6 +44,10 @@ class ModelDirectory {
   // Changes when a file that matters does (names, sizes, modification times, safetensors headers,
   // config and tokenizer files by content). 64 hexadecimal digits.
   const std::string& fingerprint() const { return fingerprint_; }
+  // Changes whenever anything is done to a weight file on this host, also where its size and its
+  // time stay (a copy that keeps times, one file moved over another): by inodes and change times,
+  // which nobody sets. For who has read them a while ago.
+  const std::string& version() const { return version_; }
   // Whether the files are those that were opened: what was read since may be of others too.
   // FAILED_PRECONDITION (MODEL_CHANGED): they have another fingerprint now; errors of Open.
   absl::Status CheckUnchanged() const;
@@ -79,6 +83,7 @@ class ModelDirectory {
       random_seed_;  // weights from a seed instead of files (random_weights.json)
   uint64_t weight_bytes_ = 0;
   std::string fingerprint_;
+  std::string version_;
   bool has_tokenizer_ = false;
 };
 

@@ -1,6 +1,7 @@
 // What a worker keeps of a base model from one group to the next.
 #include "worker/engine/weights.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <functional>
@@ -26,7 +27,7 @@ class ModelCopy {
  public:
   ModelCopy() { fs::copy("tests/golden/llama_gqa_untied/model", path()); }
   std::string path() const { return folder_ / "model"; }
-  // Half of the weights are zero now, and nothing says so.
+  // Half of the weights are zero now; sizes and times are as before.
   void Spoil() const {
     const auto time = fs::last_write_time(weights());
     std::string bytes = *storage::RealFiles().ReadAll(weights(), 1 << 26);
@@ -45,6 +46,17 @@ class ModelCopy {
   const storage::TempDirectory folder_;
 };
 
+// Does something to the files once they are opened.
+struct Meddler : ModelFiles {
+  absl::StatusOr<storage::ModelDirectory> Open(const v1::FormGroup& order,
+                                               const EngineContext& context) override {
+    auto opened = ModelFiles::Open(order, context);
+    if (meddle) meddle();
+    return opened;
+  }
+  std::function<void()> meddle;
+};
+
 Harness::Options GroupOf(const ModelCopy& model) {
   return {.model_path = model.path(), .threads = 2, .capacity_tokens = 128, .longest_sequence = 60};
 }
@@ -59,19 +71,29 @@ std::string Train(Harness* harness) {
   return harness->Shard(job);
 }
 
+// Files that are spoiled once all stages of a group have opened them, for which nothing is read
+// then: or it would show.
+std::shared_ptr<Meddler> SpoiledOnceOpened(const ModelCopy& model, int stages) {
+  auto files = std::make_shared<Meddler>();
+  files->meddle = [&model, stages, opened = std::make_shared<std::atomic<int>>(0)] {
+    if (++*opened == 2 * stages) model.Spoil();
+  };
+  return files;
+}
+
 TEST_CASE("a group of another shape takes the weights as they are: nothing is read") {
   const ModelCopy model;
-  Harness harness(GroupOf(model));
+  Harness::Options options = GroupOf(model);
+  options.model_files = SpoiledOnceOpened(model, 1);
+  Harness harness(options);
   const std::string loaded = Train(&harness);
   CHECK_FALSE(harness.formed().weights_kept());
-  model.Spoil();
   harness.options().capacity_tokens = 300;
   harness.options().longest_sequence = 70;
   harness.options().recomputation = v1::FormGroup::BLOCKS;
   CHECK(Train(&harness) == loaded);
   CHECK(harness.formed().weights_kept());
-  // Files with another time are read, though they hold the same.
-  model.Touch();
+  // Files of the same size and times are read, for something was done to them.
   CHECK(Train(&harness) != loaded);
   CHECK_FALSE(harness.formed().weights_kept());
 }
@@ -80,28 +102,26 @@ TEST_CASE("stages take their weights as they are") {
   const ModelCopy model;
   Harness::Options options = GroupOf(model);
   options.cuts = {3};
+  options.model_files = SpoiledOnceOpened(model, 2);
   Harness harness(options);
   const std::string loaded = Train(&harness);
-  model.Spoil();
   harness.options().in_flight = 2;
   CHECK(Train(&harness) == loaded);
   CHECK(harness.formed().weights_kept());
-  // With another cut each stage reads its own.
-  harness.options().cuts = {2};
   CHECK(Train(&harness) != loaded);
   CHECK_FALSE(harness.formed().weights_kept());
 }
 
-// Does something to the files once they are opened.
-struct Meddler : ModelFiles {
-  absl::StatusOr<storage::ModelDirectory> Open(const v1::FormGroup& order,
-                                               const EngineContext& context) override {
-    auto opened = ModelFiles::Open(order, context);
-    if (meddle) meddle();
-    return opened;
-  }
-  std::function<void()> meddle;
-};
+TEST_CASE("with another cut each stage reads its own blocks") {
+  const ModelCopy model;
+  Harness::Options options = GroupOf(model);
+  options.cuts = {3};
+  Harness harness(options);
+  const std::string loaded = Train(&harness);
+  harness.options().cuts = {2};
+  CHECK(Train(&harness) == loaded);
+  CHECK_FALSE(harness.formed().weights_kept());
+}
 
 // A worker's engines, without the worker.
 struct Engines {
@@ -147,6 +167,9 @@ TEST_CASE("only the same blocks of the same files are kept, and only from group 
   CHECK_FALSE(engines.Keeps(order));
   CHECK(engines.Keeps(order));
   model.Touch();
+  CHECK_FALSE(engines.Keeps(order));
+  CHECK(engines.Keeps(order));
+  model.Spoil();  // same sizes, same times
   CHECK_FALSE(engines.Keeps(order));
   order.set_stages(2);
   order.set_end_block(3);

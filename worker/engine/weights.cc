@@ -171,7 +171,8 @@ absl::Status Weights::Load(const storage::ModelDirectory& directory) {
 std::shared_ptr<const Weights> KeptWeights::Find(const storage::ModelDirectory& directory,
                                                  StageRange range) {
   const bool same = weights_ != nullptr && path_ == directory.path() &&
-                    fingerprint_ == directory.fingerprint() && weights_->range() == range;
+                    fingerprint_ == directory.fingerprint() && version_ == directory.version() &&
+                    weights_->range() == range;
   if (!same) Drop();
   return weights_;
 }
@@ -180,6 +181,7 @@ void KeptWeights::Keep(const storage::ModelDirectory& directory,
                        std::shared_ptr<const Weights> weights) {
   path_ = directory.path();
   fingerprint_ = directory.fingerprint();
+  version_ = directory.version();
   weights_ = std::move(weights);
 }
 

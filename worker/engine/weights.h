@@ -101,6 +101,7 @@ class KeptWeights {
  private:
   std::string path_;
   std::string fingerprint_;
+  std::string version_;
   std::shared_ptr<const Weights> weights_;
 };
 

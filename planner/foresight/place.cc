@@ -113,8 +113,8 @@ void Place::Take(const GroupState& of_view) {
 void Place::Form(Round& round, const std::string& base_model, const ModelShape& model,
                  size_t job_class, double moment_s) {
   const bool loaded =
-      group.base_model == base_model || (idle != nullptr && group.base_model.empty() &&
-                                         idle->worker->loaded_base_model == base_model);
+      group.base_model == base_model ||
+      (idle != nullptr && group.base_model.empty() && idle->worker->Holds(base_model));
   if (group.base_model != base_model) {
     slowness = 1;
     paced = false;

@@ -144,7 +144,7 @@ class Chooser {
   void Weigh(const std::vector<size_t>& idle) {
     for (const size_t i : idle) {
       const WorkerView& worker = *round_.idle[i].worker;
-      const bool holds = worker.loaded_base_model == job_.job->base_model;
+      const bool holds = worker.Holds(job_.job->base_model);
       const Pace pace = round_.paces.Of(job_.job->base_model, worker.device_name, worker.slowness);
       const GroupShape& shape =
           round_.sizes.AloneOn(job_.job_class, round_.idle[i].worker_kind).shape;

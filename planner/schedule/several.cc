@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <tuple>
 
 #include "planner/schedule/shapes.h"
@@ -16,6 +17,7 @@ StageJob StageJobOf(const Footprint& job) {
 
 StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_model,
                           int64_t microbatch_tokens) {
+  const bool holds = !base_model.empty() && worker.loaded_base_model == base_model;
   return {.name = worker.name,
           .device = worker.device,
           .budget_bytes = worker.budget_bytes,
@@ -25,7 +27,7 @@ StageWorker StageWorkerOf(const WorkerView& worker, const std::string& base_mode
           .nccl = worker.nccl,
           .microbatch_tokens =
               worker.microbatch_tokens > 0 ? worker.microbatch_tokens : microbatch_tokens,
-          .holds_model = !base_model.empty() && worker.loaded_base_model == base_model};
+          .holds = holds ? std::optional(worker.loaded_blocks) : std::nullopt};
 }
 
 // The shapes of a group on these workers for the job.

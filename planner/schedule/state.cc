@@ -206,7 +206,7 @@ GroupState StateOf(const IdleWorker& idle, const std::string& base_model, const 
   state.budget_bytes = kind.budget_bytes;
   state.open = true;
   SetPace(state, paces);
-  if (idle.worker->loaded_base_model != base_model) state.delay_s = state.pace.load_s;
+  if (!idle.worker->Holds(base_model)) state.delay_s = state.pace.load_s;
   return state;
 }
 
@@ -214,6 +214,7 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
                    const std::string& base_model, const ModelShape& model, Footprints& sizes,
                    Paces& paces) {
   GroupState state = StateOf(idle[placement.workers[0]], base_model, model, sizes, paces);
+  state.delay_s = 0;
   std::vector<StageWorker> seats;
   int64_t tokens = 0;
   for (size_t s = 0; s < placement.workers.size(); ++s) {
@@ -222,7 +223,7 @@ GroupState StateOf(const std::vector<IdleWorker>& idle, const Placement& placeme
     seats.push_back(SeatOf(worker));
     tokens =
         LeastTokens(tokens, sizes.kind(idle[placement.workers[s]].worker_kind).microbatch_tokens);
-    if (worker.loaded_base_model != base_model) state.delay_s = state.pace.load_s;
+    if (!worker.Holds(base_model, placement.ranges[s])) state.delay_s = state.pace.load_s;
   }
   state.shape = placement.shape;
   SetStages(state, seats, tokens, sizes);

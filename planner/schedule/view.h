@@ -29,8 +29,9 @@ struct WorkerView {
   int64_t microbatch_tokens = 0;
   std::string device_name = {};  // "NVIDIA H100"; workers of one name are of one kind, and
   double slowness = 1;           // it takes so many times as long as its kind does by `times`
-  // The base model whose weights it still holds, so that a group of it forms at once; empty: none.
+  // The base model of which it still holds weights, so that a group of it forms at once; empty: none.
   std::string loaded_base_model = {};
+  StageRange loaded_blocks = {};  // those; {}: all, as a group of this worker alone has them
   // The stages of one group are on workers of one numerics id and one transport, and had better be
   // on one host.
   std::string numerics_id = {};
@@ -46,6 +47,11 @@ struct WorkerView {
   // others would hold.
   bool doubtful = false;
   bool silent = false;  // its heartbeats stay away: it takes no jobs, and nothing is foretold of it
+
+  // Whether a group, or a stage of one, has nothing to load on it.
+  bool Holds(const std::string& base_model, const StageRange& blocks = {}) const {
+    return loaded_base_model == base_model && loaded_blocks == blocks;
+  }
 };
 
 // A stage of a group of several workers.

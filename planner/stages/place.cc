@@ -95,8 +95,26 @@ Reach ReachOf(const Workers& workers, const StageJob& job, const ShapeChoice& ch
   return reach;
 }
 
+// Whether the two may change seats: nothing that is counted or sent would be another then.
+bool AreAlike(const StageWorker& a, const StageWorker& b) {
+  return a.device == b.device && a.budget_bytes == b.budget_bytes && a.host == b.host &&
+         a.nccl == b.nccl;
+}
+
+// Those that hold the blocks of a stage take it, where it is one of their like that has it.
+void SeatByWeights(const std::vector<StageRange>& ranges, Workers* workers) {
+  for (size_t s = 0; s < workers->size(); ++s) {
+    for (size_t other = 0; other < workers->size(); ++other) {
+      const StageWorker*& here = (*workers)[s];
+      const StageWorker*& there = (*workers)[other];
+      if (here->holds == ranges[s] || there->holds != ranges[s]) continue;
+      if (AreAlike(*here, *there)) std::swap(here, there);
+    }
+  }
+}
+
 // What it takes where it is cut by time within the reach. REQUIRES: there is such a cut.
-Placement Cutting(const Workers& workers, const StageWorker* all, const StageJob& job,
+Placement Cutting(Workers workers, const StageWorker* all, const StageJob& job,
                   const GroupShape& shape, const Reach& reach) {
   // Sequences are half as long as the longest in the mean: how much attention takes beside MLPs
   // hardly moves a cut, as stages have as many of the one as of the other.
@@ -104,10 +122,13 @@ Placement Cutting(const Workers& workers, const StageWorker* all, const StageJob
                              static_cast<int>(workers.size()), reach);
   Placement placement;
   placement.shape = shape;
+  for (size_t s = 0; s < workers.size(); ++s) {
+    placement.ranges.push_back({cut->first[s], cut->first[s + 1]});
+  }
+  SeatByWeights(placement.ranges, &workers);
   std::vector<DeviceShape> devices;
   for (size_t s = 0; s < workers.size(); ++s) {
     placement.workers.push_back(static_cast<size_t>(workers[s] - all));
-    placement.ranges.push_back({cut->first[s], cut->first[s + 1]});
     devices.push_back(workers[s]->device);
   }
   placement.bytes =
@@ -130,8 +151,8 @@ using Hosts = std::map<std::string, Workers>;
 
 // By falling budget; of equals those that hold the model.
 bool IsBefore(const StageWorker* a, const StageWorker* b) {
-  return std::tuple(-a->budget_bytes, !a->holds_model, std::string_view(a->name)) <
-         std::tuple(-b->budget_bytes, !b->holds_model, std::string_view(b->name));
+  return std::tuple(-a->budget_bytes, !a->holds, std::string_view(a->name)) <
+         std::tuple(-b->budget_bytes, !b->holds, std::string_view(b->name));
 }
 
 std::vector<Hosts> Classes(const std::vector<StageWorker>& workers) {
@@ -196,7 +217,7 @@ Rank RankOf(const Workers& workers) {
   int64_t lacking = 0, budget = 0;
   for (const StageWorker* worker : workers) {
     hosts.insert(worker->host);
-    lacking += !worker->holds_model;
+    lacking += !worker->holds;
     budget += worker->budget_bytes;
   }
   return {hosts.size(), lacking, workers[0]->device.kind != DeviceKind::kCuda, -budget,

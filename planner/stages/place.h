@@ -24,9 +24,9 @@ struct StageWorker {
   std::string numerics_id = {};  // empty: it has no stage
   std::string transport = {};    // by which it reaches other stages, which have the same
   std::string host = {};
-  bool nccl = false;              // by which it alone exchanges tensors, on its own host too
-  int64_t microbatch_tokens = 0;  // of a group that it is in; 0: as suits the device
-  bool holds_model = false;       // its weights, from before
+  bool nccl = false;                     // by which it alone exchanges tensors, on its own host too
+  int64_t microbatch_tokens = 0;         // of a group that it is in; 0: as suits the device
+  std::optional<StageRange> holds = {};  // of the model, from before: its blocks' weights
 };
 
 // Of a job alone. Borrowed.
@@ -77,7 +77,9 @@ StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapte
 // largest budgets wherever they are. Stages lie on one host after another, on each by falling
 // budget. The shape is the first of `shapes` in which the model can be cut so that every stage fits
 // its worker with its blocks, what its microbatches in flight keep, its transfers and the slots;
-// the cut is the fastest of those (blocks.h, cut.h). None where nothing fits. O(stages * sets of
+// the cut is the fastest of those (blocks.h, cut.h). Of workers that are alike, on one host, each
+// has the stage whose blocks it holds, so that what remains of a group that has lost a worker reads
+// nothing again. None where nothing fits. O(stages * sets of
 // workers * shapes * (log blocks + workers)), and the cut once.
 std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<StageWorker>& workers,
                                      ShapesOn shapes);

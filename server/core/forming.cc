@@ -92,6 +92,7 @@ GroupState& Core::State::FormGroup(const planner::Decision& decision) {
     assert(worker.connection != 0 && worker.group.empty());
     stage.peak_before_bytes = worker.peak_bytes;
     worker.group = group.name;
+    worker.loaded_base_model.clear();
     Redirect(std::exchange(worker.reforms, ""), group, groups_, jobs_);
     worker::v1::CoordinatorMessage message;
     *message.mutable_form_group() = OrderToForm(group, i);

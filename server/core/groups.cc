@@ -196,7 +196,7 @@ void Core::State::Dissolve(GroupState& group, std::string why) {
 GroupState Core::State::RemoveGroup(GroupState& group) {
   for (const StageState& stage : group.stages) {
     WorkerState& worker = WorkerOf(stage);
-    Cluster::LeaveGroup(worker);
+    cluster_.LeaveGroup(worker, stage.formed ? group.base_model : "", stage.range);
     if (worker.leaving) LetGo(worker, "it was told to end, and has no jobs any more");
   }
   GroupState gone = groups_.Remove(group.name);

@@ -150,6 +150,10 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
     entry.microbatch_tokens = cluster_.TokensOf(worker);
     entry.device_name = DeviceKeyOf(&worker);
     entry.slowness = worker.slowness;
+    if (turn_.now_us() < worker.loaded_until_us) {
+      entry.loaded_base_model = worker.loaded_base_model;
+      entry.loaded_blocks = worker.loaded_blocks;
+    }
     entry.numerics_id = worker.hello.numerics_id();
     entry.transport = worker.hello.transport();
     entry.host = worker.hello.host();

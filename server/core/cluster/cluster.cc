@@ -19,6 +19,9 @@ namespace lorad::server {
 namespace {
 
 constexpr int64_t kForgetUs = 24LL * 3600 * 1'000'000;  // a lost worker
+// Its process keeps weights for 30 s (worker/core/core.h) from when it has left the group; an order
+// that comes to it within them is under way by then.
+constexpr int64_t kWeightsKeptUs = 25'000'000;
 
 // It is lost, and no group of before this start waits for it.
 bool MayBeForgotten(const WorkerState& worker) { return worker.connection == 0 && !worker.awaited; }
@@ -105,7 +108,10 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
   worker.awaited = false;
   worker.connections++;
   worker.connection = connection;
-  if (!IsSameProcess(hello, worker.hello)) ForgetSpeed(worker);
+  if (!IsSameProcess(hello, worker.hello)) {
+    ForgetSpeed(worker);
+    worker.loaded_base_model.clear();
+  }
   worker.hello = hello;
   worker.connect_wall_us = turn_.wall_us();
   worker.heard_us = turn_.now_us();
@@ -121,6 +127,15 @@ void Cluster::Connect(uint64_t connection, const worker::v1::Hello& hello,
   WarnOfOthers(worker);
   SetTick();
   turn_.WantSchedule();
+}
+
+void Cluster::LeaveGroup(WorkerState& worker, const std::string& held,
+                         const planner::StageRange& blocks) {
+  worker.group.clear();
+  worker.awaited = false;
+  worker.loaded_base_model = held;
+  worker.loaded_blocks = blocks;
+  worker.loaded_until_us = turn_.now_us() + kWeightsKeptUs;
 }
 
 void Cluster::WarnOfOthers(const WorkerState& worker) {

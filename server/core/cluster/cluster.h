@@ -75,10 +75,9 @@ class Cluster {
   void Connect(uint64_t connection, const worker::v1::Hello& hello,
                worker::v1::Welcome welcome = {});
   void Lose(WorkerState& worker);
-  static void LeaveGroup(WorkerState& worker) {
-    worker.group.clear();
-    worker.awaited = false;
-  }
+  // Its group is no more. `held`: the base model of which its process has these blocks in memory,
+  // and keeps them for a while; empty: none.
+  void LeaveGroup(WorkerState& worker, const std::string& held, const planner::StageRange& blocks);
   // Whether it is not connected and its group waits for it, or no lease has passed since its last
   // message; since this start, where this process has never heard of it.
   bool IsAwaited(const WorkerState& worker) const;

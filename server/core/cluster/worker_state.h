@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lorad/worker/v1/worker.pb.h"
+#include "planner/cost/memory.h"
 #include "server/core/cluster/measured.h"
 #include "server/core/cluster/speed.h"
 
@@ -47,6 +48,10 @@ struct WorkerState {
   // Nor before it has let go of a group that was lost on another worker: what ended that one may be
   // about to end it, and would be held against the next job. 0: of none.
   int64_t leaves_epoch = 0;
+  // What its process holds of the group before, until then: planner::WorkerView's.
+  std::string loaded_base_model;
+  planner::StageRange loaded_blocks;
+  int64_t loaded_until_us = 0;
   int32_t joins_failed = 0;  // planner::WorkerView's, of its process
   // It was overdue lately (patience.h), its process: no job waits for it that others would hold.
   int64_t doubtful_until_us = 0;

@@ -38,6 +38,24 @@ TEST_CASE("A job that fits no worker alone has a group on several idle ones") {
   CHECK(First(Of({Node("u"), Node("v")}, {}, {registered})) == "form u base=small 1024/100: a");
 }
 
+TEST_CASE("Workers that hold a base model, or their stages of it, are taken before others") {
+  const auto holding = [](const std::string& name, const std::string& base_model,
+                          StageRange blocks = {}) {
+    WorkerView worker = Node(name);
+    worker.loaded_base_model = base_model;
+    worker.loaded_blocks = blocks;
+    return worker;
+  };
+  CHECK(First(Of({Node("u"), holding("v", "small")}, {}, {Narrow("a")})).substr(0, 6) == "form v");
+  CHECK(First(Of({Node("u"), holding("v", "large")}, {}, {Narrow("a")})).substr(0, 6) == "form u");
+  // One that had a stage of it holds too little for a group alone.
+  CHECK(First(Of({Node("u"), holding("v", "small", {0, 8})}, {}, {Narrow("a")})).substr(0, 6) ==
+        "form u");
+  CHECK(First(Of({Node("t"), holding("u", "large", {38, 60}), holding("v", "large", {0, 38})}, {},
+                 {Wide("a")}))
+            .substr(0, 21) == "form v 0-37 | u 38-59");
+}
+
 TEST_CASE("A job fits no worker that it avoids, and others do as they would") {
   QueuedJob a = Narrow("a", 100), b = Narrow("b", 101);
   a.avoids = {"u"};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -131,6 +132,34 @@ TEST_CASE("Where GPUs are on two hosts, a stage has what NCCL takes for its bord
   CHECK(more(place({"h", "h", "h"}, "", "abc")) == std::vector<int64_t>{one, two, one});
   CHECK(more(place({"h", "h", "h"}, "", "a")) == std::vector<int64_t>{one, one, 0});
   CHECK(BytesOfNccl(0) == 0);
+}
+
+TEST_CASE("Of alike workers each has the stage whose blocks it holds") {
+  const ModelShape model = Small(6, true);
+  const int64_t third = Budget(model, 3, {0, 4}, 120);
+  const std::vector<StageWorker> alike = {Worker("a", third), Worker("b", third),
+                                          Worker("c", third)};
+  REQUIRE(Place(model, alike, 3) == "a 0-3 | b 4-8 | c 9-11");
+  const auto holding = [&](const std::vector<std::optional<StageRange>>& ranges) {
+    std::vector<StageWorker> workers = alike;
+    for (size_t i = 0; i < workers.size(); ++i) workers[i].holds = ranges[i];
+    return workers;
+  };
+  // What lives of a group, and a spare: of the first stage, the middle, the last.
+  CHECK(Place(model, holding({{{4, 9}}, {{9, 12}}, {}}), 3) == "c 0-3 | a 4-8 | b 9-11");
+  CHECK(Place(model, holding({{{0, 4}}, {{9, 12}}, {}}), 3) == "a 0-3 | c 4-8 | b 9-11");
+  CHECK(Place(model, holding({{}, {{4, 9}}, {{0, 4}}}), 3) == "c 0-3 | b 4-8 | a 9-11");
+  // All of them, in any order; two the same; blocks of another cut.
+  CHECK(Place(model, holding({{{9, 12}}, {{0, 4}}, {{4, 9}}}), 3) == "b 0-3 | c 4-8 | a 9-11");
+  CHECK(Place(model, holding({{{4, 9}}, {{4, 9}}, {{4, 9}}}), 3) == "a 0-3 | b 4-8 | c 9-11");
+  CHECK(Place(model, holding({{{0, 5}}, {{5, 12}}, {}}), 3) == "a 0-3 | b 4-8 | c 9-11");
+  // Not where it has other memory, or is on another host.
+  std::vector<StageWorker> other = holding({{{4, 9}}, {}, {}});
+  other[0].budget_bytes += 1;
+  CHECK(Place(model, other, 3) == "a 0-3 | b 4-8 | c 9-11");
+  other = holding({{{4, 9}}, {}, {}});
+  other[0].host = "g";
+  CHECK(Place(model, other, 3) == "b 0-3 | c 4-8 | a 9-11");
 }
 
 TEST_CASE("GPUs of two hosts that would hold a model without NCCL do not with it") {

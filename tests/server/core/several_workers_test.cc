@@ -198,6 +198,11 @@ struct TwoOfThree {
     REQUIRE(status.groups(0).stages_size() == 2);
     return status.groups(0);
   }
+  void Beat(const std::vector<std::string>& workers, int64_t epoch) {
+    worker::v1::WorkerMessage message;
+    message.mutable_heartbeat()->set_epoch(epoch);
+    for (const std::string& name : workers) world->Say(connections.at(name), message);
+  }
   void Say(const v1::Group& group, int stage, int64_t number,
            const std::function<void(worker::v1::Report&)>& fill) {
     world->Say(connections.at(group.stages(stage).worker()), Saying(group.epoch(), number, fill));
@@ -225,6 +230,32 @@ TEST_CASE("a stage whose memory others have rests, and its neighbour has another
   for (const auto& stage : second.stages()) has.insert(stage.worker());
   CHECK(has == wants);
   CHECK(IsLive(house.world->StateOf(house.job)));
+}
+
+TEST_CASE("who lives of a group keeps its stage, and so what it has loaded of it") {
+  const int lost = GENERATE(0, 1);
+  TwoOfThree house;
+  const v1::Group first = house.Group();
+  for (const int stage : {0, 1}) {
+    house.Say(first, stage, 1, [](worker::v1::Report& report) {
+      report.mutable_group_formed()->set_endpoint("192.0.2.1:5000");
+    });
+  }
+  const v1::GroupStage& lives = first.stages(1 - lost);
+  // Who is lost says nothing, until its lease has passed.
+  const auto lasts = [&] {
+    const auto status = house.world->Get<v1::ClusterStatus>(v1::GetClusterRequest());
+    return status.groups_size() == 1 && status.groups(0).epoch() == first.epoch();
+  };
+  for (int i = 0; i < 60 && lasts(); ++i) {
+    house.world->Sleep(kSecond);
+    house.Beat({lives.worker(), "w2"}, first.epoch());
+  }
+  house.Beat({lives.worker()}, 0);  // it has let go of the group
+  const v1::Group second = house.Group(first.epoch());
+  CHECK(second.stages(1 - lost).worker() == lives.worker());
+  CHECK(second.stages(1 - lost).first_block() == lives.first_block());
+  CHECK(second.stages(lost).worker() == "w2");
 }
 
 TEST_CASE("workers that connect and lose each other before a microbatch make way for another") {

@@ -63,10 +63,18 @@ std::string Table::Line(const std::vector<std::string>& row,
                         const std::vector<Column>& columns) const {
   std::string line;
   for (const Column& column : columns) {
-    const std::string cell = CutToWidth(row[column.index], column.width);
-    const std::string space(column.width - WidthOf(cell), ' ');
     if (&column != &columns.front()) line += "  ";
-    line += column.right ? space + cell : cell + space;
+    const std::string& cell = row[column.index];
+    const std::size_t width = WidthOf(cell);
+    if (width > column.width) {
+      const std::string cut = CutToWidth(cell, column.width);
+      line += cut;
+      line.append(column.width - WidthOf(cut), ' ');
+      continue;
+    }
+    if (column.right) line.append(column.width - width, ' ');
+    line += cell;
+    if (!column.right) line.append(column.width - width, ' ');
   }
   line.erase(line.find_last_not_of(' ') + 1);
   return line;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
@@ -54,9 +55,15 @@ Character First(absl::string_view text) {
   return {bytes, columns < 0 ? 1u : static_cast<std::size_t>(columns)};
 }
 
+// One column a byte: most text by far, and a table has a hundred thousand cells.
+bool IsPrintableAscii(absl::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 }  // namespace
 
 std::size_t WidthOf(absl::string_view text) {
+  if (IsPrintableAscii(text)) return text.size();
   const Utf8Locale locale;
   std::size_t width = 0;
   while (!text.empty()) {
@@ -68,6 +75,7 @@ std::size_t WidthOf(absl::string_view text) {
 }
 
 std::string CutToWidth(absl::string_view text, std::size_t columns) {
+  if (IsPrintableAscii(text)) return std::string(text.substr(0, columns));
   const Utf8Locale locale;
   std::size_t width = 0, bytes = 0;
   while (bytes < text.size()) {

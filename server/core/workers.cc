@@ -175,6 +175,8 @@ void Core::State::OnLeaving(WorkerState& worker) {
   GroupState* group = groups_.Find(worker.group);
   if (!group) return LetGo(worker, "it was told to end, and has no jobs");
   Drain(*group);
+  // Whoever told it has its own patience: of the windows at hand no step more is begun.
+  BeginCut(*group, GroupState::Then::kGoOn, "");
 }
 
 void Core::State::LetGo(WorkerState& worker, const std::string& why) {

@@ -284,8 +284,24 @@ TEST_CASE("told to end, it goes on until it is let go, for its grace period at m
   CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves"});
   CHECK(s.Done() == Lines{"FORWARD 1"});  // the window is begun
   SECTION("it is let go") { CHECK(s.Hears(Shutdown()) == Lines{"cancel calls", "end: OK"}); }
-  SECTION("the coordinator is lost: nobody would save its jobs") {
-    CHECK(s.Breaks() == Lines{"cancel calls", "end: OK"});
+  SECTION("the coordinator is lost: it may be back before the group is given up") {
+    CHECK(s.Breaks().empty());
+    const Lines welcomed = [&] {
+      s.Wait(1000);
+      return s.Welcome(true);
+    }();
+    CHECK(std::ranges::count(welcomed, "say that it leaves") == 1);
+    CHECK(s.Hears(Shutdown()) == Lines{"cancel calls", "end: OK"});
+  }
+  SECTION("the coordinator is lost for good") {
+    s.Breaks();
+    Lines lines;
+    for (int i = 0; i < 10 && lines.empty(); ++i) {
+      for (const std::string& line : s.Wait(1000)) {
+        if (line.starts_with("end")) lines.push_back(line);
+      }
+    }
+    CHECK(lines == Lines{"end: OK"});
   }
   SECTION("nothing comes") {
     for (const std::string& line : s.Wait(19'999)) CHECK(line == "read memory");
@@ -301,14 +317,24 @@ TEST_CASE("told to end before the Welcome, it says so behind it") {
   SECTION("which does not") { CHECK(s.Breaks() == Lines{"cancel calls", "end: OK"}); }
 }
 
-TEST_CASE("told to end without a coordinator, or without a grace period, it does at once") {
+TEST_CASE("told to end without a coordinator it waits for one, if it has a group") {
   Script s;
   s.Begin();
   s.Breaks();
-  CHECK(s.Happens(StopRequested{}) == Lines{"cancel calls", "end: OK"});
-  Script t(/*grace_ms=*/0);
-  t.Begin();
+  CHECK(s.Happens(StopRequested{}).empty());
+  s.Wait(1000);
+  const Lines welcomed = s.Welcome(true);
+  CHECK(std::ranges::count(welcomed, "say that it leaves") == 1);
+  Script t;
+  t.Happens(Started{});
+  t.Breaks();
   CHECK(t.Happens(StopRequested{}) == Lines{"cancel calls", "end: OK"});
+}
+
+TEST_CASE("told to end without a grace period, it says so and does at once") {
+  Script s(/*grace_ms=*/0);
+  s.Begin();
+  CHECK(s.Happens(StopRequested{}) == Lines{"say that it leaves", "cancel calls", "end: OK"});
 }
 
 TEST_CASE("a reason that the coordinator gave is told once") {

@@ -109,8 +109,8 @@ void WorkerCore::State::On(const StreamBroke& event) {
   if (link_ == LinkState::kStands) away_since_ms_ = now_ms_;
   link_ = LinkState::kDown;
   if (Final(event.status)) return EndWith(event.status);
-  if (told_to_end_ms_ < kNever) return EndWith(absl::OkStatus());
   if (absl::IsAborted(event.status)) GiveUpGroup();  // we are lost to the coordinator
+  if (told_to_end_ms_ < kNever && held_.epoch == 0) return EndWith(absl::OkStatus());
   welcome_by_ms_ = kNever;
   dial_at_ms_ = now_ms_ + pause_ms_;
   Log(Note::Level::kWarning, absl::StrCat("no coordinator: ", event.status.ToString(),
@@ -171,6 +171,7 @@ void WorkerCore::State::OnTime() {
     Log(Note::Level::kWarning,
         absl::StrCat("no coordinator for ", lease_ms_, " ms: the group is given up"));
     GiveUpGroup();
+    if (told_to_end_ms_ < kNever) EndWith(absl::OkStatus());
   }
 }
 
@@ -198,13 +199,14 @@ void WorkerCore::State::On(const StopRequested& event) {
   const bool again = told_to_end_ms_ < kNever;
   if (again && !event.at_once && now_ms_ < told_to_end_ms_ + kOneSignalMs) return;
   const bool reaches = link_ == LinkState::kStands || link_ == LinkState::kDialling;
-  if (again || event.at_once || !reaches || options_.grace_ms == 0) {
-    return EndWith(absl::OkStatus());
-  }
+  if (again || event.at_once || (!reaches && held_.epoch == 0)) return EndWith(absl::OkStatus());
   told_to_end_ms_ = now_ms_;
-  Log(Note::Level::kInfo, absl::StrCat("told to end: its jobs are saved first, which may take ",
-                                       options_.grace_ms, " ms; a second signal ends it at once"));
   if (link_ == LinkState::kStands) SayLeaving();
+  if (options_.grace_ms == 0) return EndWith(absl::OkStatus());
+  Log(Note::Level::kInfo,
+      absl::StrCat("told to end: its jobs are saved first, which may take ", options_.grace_ms,
+                   reaches ? " ms; " : " ms, once a coordinator is there; ",
+                   "a second signal ends it at once"));
 }
 
 void WorkerCore::State::SayLeaving() {

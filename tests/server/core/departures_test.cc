@@ -227,6 +227,25 @@ TEST_CASE("of a worker that is told to end jobs go elsewhere, saved, and it is l
   world->CheckInvariants();
 }
 
+TEST_CASE("told to end amid long steps, a worker begins none more of those at hand") {
+  WorldOptions options;
+  options.truthful = true;
+  options.token_ms = 50;  // 80 of them a step
+  auto world = MakeWorld(options);
+  const std::string job = world->Submit(LongJob());
+  world->StartWorkers();
+  world->RunUntil([&] { return world->Job(job).step() >= 3; });
+  const int64_t step = world->Job(job).step();
+  const int64_t told_us = world->now_us();
+  world->worker(0).Terminate();
+  world->RunUntil([&] { return !world->worker(0).running(); });
+  CHECK(world->now_us() - told_us < 1'000'000);
+  CHECK(world->Job(job).last_checkpoint_step() == step);
+  CHECK_FALSE(WasLost(*world, job));
+  world->RunUntilState(job, Job::SUCCEEDED);
+  world->CheckInvariants();
+}
+
 TEST_CASE("told to end while it has no jobs, or its group forms, a worker is let go at once") {
   auto world = MakeWorld();
   world->StartWorkers();
@@ -261,8 +280,10 @@ TEST_CASE("what a worker that was told to end could not save is nobody's doing")
   world->StartWorkers();
   const std::string job = world->Submit(LongJob());
   for (int i = 0; i < 12; ++i) {
-    world->RunUntil(
-        [&] { return world->StateOf(job) == Job::RUNNING && world->worker(0).running(); });
+    world->RunUntil([&] {
+      const Job now = world->Job(job);
+      return now.step() > now.last_checkpoint_step() && world->worker(0).running();
+    });
     world->worker(0).mischief().hangs_uploads = true;
     world->worker(0).Terminate();
     world->RunUntil([&] { return !world->worker(0).running(); });

@@ -79,8 +79,8 @@ StageBytes SlotBytesOfStages(const ModelShape& model, const AdapterShape& adapte
 // its worker with its blocks, what its microbatches in flight keep, its transfers and the slots;
 // the cut is the fastest of those (blocks.h, cut.h). Of workers that are alike, on one host, each
 // has the stage whose blocks it holds, so that what remains of a group that has lost a worker reads
-// nothing again. None where nothing fits. O(stages * sets of
-// workers * shapes * (log blocks + workers)), and the cut once.
+// nothing again. None where nothing fits. O(stages * sets of workers * shapes * (log blocks +
+// workers)), and the cut once.
 std::optional<Placement> PlaceStages(const StageJob& job, const std::vector<StageWorker>& workers,
                                      ShapesOn shapes);
 

@@ -102,7 +102,8 @@ struct Note {
   std::string text;
 };
 
-// Nothing follows; the stream ends once what was said on it is heard. An error: the coordinator refuses this worker for good, or its engine hangs.
+// Nothing follows; the stream ends once what was said on it is heard. An error: the coordinator
+// refuses this worker for good, or its engine hangs.
 struct End {
   absl::Status status;
 };

@@ -115,7 +115,7 @@ def test_ten_thousand_jobs():
             lines = house.lora("ls").out.count("\n")
             assert lines == JOBS + 1, lines
             return time.monotonic() - began
-        times = [listing() for _ in range(20)]
+        times = [listing() for _ in range(50)]  # the fastest counts: hosts are slow for seconds at a time
         tell(f"    lora ls: {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, median {1000 * statistics.median(times):.0f} ms")
         house.stop()
         starts = []

@@ -19,8 +19,11 @@ namespace {
 
 class Simulation {
  public:
-  explicit Simulation(const ClusterView& view) : round_(view), line_(round_, kLeaversMax) {
-    foreseen_.reserve(2 * round_.queue.size());
+  explicit Simulation(const ClusterView& view)
+      : round_(view),
+        line_(round_, kLeaversMax),
+        foreseen_(view.queue.size(), {.start_s = kNever, .end_s = kNever}),
+        original_(view.queue.size()) {
     for (const WorkerView& worker : view.workers) {
       if (!worker.idle) round_.idle.push_back({&worker, round_.KindOf(worker)});
     }
@@ -61,8 +64,7 @@ class Simulation {
       }
       if (was_last) LookForRoom(at_s);
     }
-    absl::erase_if(foreseen_, [](const auto& entry) { return entry.second.end_s == kNever; });
-    return std::move(foreseen_);
+    return Seen();
   }
 
  private:
@@ -109,18 +111,28 @@ class Simulation {
       return !round_.idle[worker].worker->doubtful && !round_.idle[worker].worker->silent;
     };
     place.open = group.open || std::ranges::all_of(place.workers, takes);
-    for (const MemberState& member : place.group.members) Begins(member.job, 0);
+    for (size_t i = 0; i < place.trainees.size(); ++i) {
+      place.trainees[i]->number = foreseen_.size();
+      foreseen_.push_back({.start_s = 0, .end_s = kNever});
+      running_.push_back(place.group.members[i].job);
+    }
   }
 
-  // One that has begun before goes on.
-  void Begins(const std::string& job, double now_s) {
-    foreseen_.try_emplace(job, Foreseen{.start_s = now_s, .end_s = kNever});
+  Foresight Seen() {
+    Foresight seen;
+    for (size_t i = 0; i < running_.size(); ++i) {
+      Foreseen& job = seen.running[std::move(running_[i])];
+      job.end_s = std::max(job.end_s, foreseen_[original_ + i].end_s);
+    }
+    foreseen_.resize(original_);
+    seen.waiting = std::move(foreseen_);
+    return seen;
   }
 
   void EndFirst(Place& place, double now_s) {
     place.rounds = place.trainees[place.NextToEnd()]->last_round;
     place.now_s = now_s;
-    foreseen_[place.Remove(place.NextToEnd()).member.job].end_s = now_s;
+    foreseen_[place.Remove(place.NextToEnd()).trainee->number].end_s = now_s;
   }
 
   // The first that could run alone on the place, or on one of its workers.
@@ -148,8 +160,12 @@ class Simulation {
 
   void Join(Place& place, size_t job) {
     const Waiter& waiter = round_.queue[job];
-    Begins(waiter.job->job, place.now_s);
-    place.Join(round_, waiter);
+    const size_t number = job < original_
+                              ? static_cast<size_t>(waiter.job - round_.view.queue.data())
+                              : put_back_[job - original_];
+    Foreseen& foreseen = foreseen_[number];
+    foreseen.start_s = std::min(foreseen.start_s, place.now_s);  // who began before goes on
+    place.Join(round_, waiter, number);
     line_.Leave(job);
   }
 
@@ -328,6 +344,7 @@ class Simulation {
       auto [member, trainee] = from.Remove(leaver.member);
       if (!leaver.to) {
         const size_t job = line_.PutBack(from.group, member, now_s);
+        put_back_.push_back(trainee->number);
         if (line_.IsBefore(job, first)) first = job;
         continue;
       }
@@ -485,10 +502,24 @@ class Simulation {
   std::vector<size_t> kept_for_;  // by worker, the job of the queue; kNobody: for none
   bool several_ = false;          // some places or jobs are of several workers
   std::vector<Place*> changed_;   // that may take jobs by what has just ended
-  Foresight foreseen_;
+  // By number: those of the view's queue, then those that train at first.
+  std::vector<Foreseen> foreseen_;
+  std::vector<std::string> running_;  // names of the latter
+  size_t original_;                   // so many did the queue have
+  std::vector<size_t> put_back_;      // numbers of who came into the queue since, in its order
 };
 
 }  // namespace
+
+const Foreseen* Foresight::Find(const ClusterView& view, const std::string& job) const {
+  if (const auto found = running.find(job); found != running.end()) {
+    return found->second.end_s < kNever ? &found->second : nullptr;
+  }
+  const auto queued = std::ranges::find(view.queue, job, &QueuedJob::job);
+  if (queued == view.queue.end()) return nullptr;
+  const Foreseen& seen = waiting[static_cast<size_t>(queued - view.queue.begin())];
+  return seen.end_s < kNever ? &seen : nullptr;
+}
 
 Foresight Foresee(const ClusterView& view) { return Simulation(view).Run(); }
 

@@ -27,6 +27,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "planner/schedule/view.h"
@@ -43,8 +44,14 @@ struct Foreseen {
   bool operator==(const Foreseen&) const = default;
 };
 
-// By the name of the job.
-using Foresight = absl::flat_hash_map<std::string, Foreseen>;
+// With an end of kNever: of such a job nothing is foreseen.
+struct Foresight {
+  std::vector<Foreseen> waiting;  // as the view's queue has them
+  absl::flat_hash_map<std::string, Foreseen> running;
+
+  // nullptr: nothing is. `view` is that which was asked about.
+  const Foreseen* Find(const ClusterView& view, const std::string& job) const;
+};
 
 // Those that train and stay, or finish, and those that wait and fit some worker of the view alone,
 // or one of its groups, or several of its workers. O((queued + running) (workers + classes of

@@ -82,7 +82,7 @@ size_t Line::PutBack(const GroupState& group, const MemberState& member, double 
   job.priority = running.priority;
   job.arrival = running.arrival;
   job.longest_sequence = running.longest_sequence;
-  job.adapter = *footprint.adapter;
+  job.adapter = {std::shared_ptr<const void>(), footprint.adapter};
   job.step_tokens = running.step_tokens;
   job.step_squared_lengths = running.step_squared_lengths;
   job.label_group = running.label_group;

@@ -195,8 +195,9 @@ double Place::TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const 
   return turn_s;
 }
 
-void Place::Join(Round& round, const Waiter& job) {
+void Place::Join(Round& round, const Waiter& job, size_t number) {
   std::unique_ptr<Trainee> trainee = TraineeOf(*job.job);
+  trainee->number = number;
   trainee->began_s = now_s;
   MemberState member;
   member.job = job.job->job;

@@ -16,6 +16,7 @@ namespace lorad::planner {
 
 // Of a member of the place's group, what is kept beside MemberState.
 struct Trainee {
+  size_t number = 0;   // by which the simulation knows it
   RunningJob running;  // MemberState::running
   double began_s = 0;
   double moved_at_s = -kNever;  // -kNever: never
@@ -73,7 +74,7 @@ struct Place {
   double TurnFor(const SchedulePolicy& policy, const QueuedJob& job, const Moments& moments,
                  absl::FunctionRef<bool(size_t)> may_move) const;
   // A job comes from the queue.
-  void Join(Round& round, const Waiter& job);
+  void Join(Round& round, const Waiter& job, size_t number);
   // A member comes, whose slot and work the group gets.
   void Add(MemberState member, std::unique_ptr<Trainee> trainee);
   // The member leaves, with what it has left to do. Its index is the last one's then.

@@ -46,7 +46,8 @@ std::vector<HistoryJob> DrawJobs(const Load& load) {
       content.model = base_model.shape;
       content.priority = static_cast<int32_t>(priority);
       content.label_group = absl::StrCat("u", user);
-      content.adapter = {load.ranks[draw.Next() % load.ranks.size()], load.targets};
+      content.adapter =
+          ShareAdapter(AdapterShape(load.ranks[draw.Next() % load.ranks.size()], load.targets));
       content.longest_sequence = DrawOf(load.longest_sequence, draw);
       content.step_tokens = DrawOf(load.step_tokens, draw);
       content.remaining_steps =

@@ -57,7 +57,7 @@ void Site::AddTo(GroupView& view, size_t job, bool coming) const {
   const QueuedJob& content = history_.jobs[job].content;
   const Job& state = jobs_[job];
   view.jobs.push_back(content.job);
-  view.adapters.push_back(content.adapter);
+  view.adapters.push_back(*content.adapter);
   RunningJob& running = view.running.emplace_back();
   running.priority = content.priority;
   running.arrival = state.arrival;

@@ -135,7 +135,7 @@ class Reader {
     QueuedJob& content = job.content;
     content.job = fields.OwnName("job", &job_names_);
     const ModelShape* model = models_.Find(fields, &content.base_model);
-    content.adapter = ReadAdapter(fields);
+    content.adapter = ShareAdapter(ReadAdapter(fields));
     content.priority = ReadPriority(fields);
     content.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});
     content.step_tokens = fields.Int64("step_tokens", {.min = 1, .max = kStepTokensMax});

@@ -140,7 +140,7 @@ class Reader {
     QueuedJob job;
     job.job = fields.OwnName("job", &job_names_);
     const ModelShape* model = models_.Find(fields, &job.base_model);
-    job.adapter = ReadAdapter(fields);
+    job.adapter = ShareAdapter(ReadAdapter(fields));
     job.priority = ReadPriority(fields);
     job.arrival = fields.Int64("arrival", {.min = -kSecondsMax, .max = kSecondsMax});
     job.longest_sequence = fields.Int64("longest_sequence", {.min = 1, .max = kTokensMax});

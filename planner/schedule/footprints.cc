@@ -27,6 +27,17 @@ size_t Footprints::ClassOf(const std::string& base_model, const ModelShape& mode
                            const AdapterShape& adapter, int64_t longest_sequence, int32_t stages,
                            const std::vector<std::string>& avoids) {
   const size_t base = BaseOf(base_model);
+  if (!avoids.empty()) return ClassOf(base, model, adapter, longest_sequence, stages, avoids);
+  const auto [found, is_new] = of_shared_.try_emplace({base, &adapter, longest_sequence, stages});
+  if (is_new) {
+    found->second = ClassOf(base, model, adapter, longest_sequence, stages, avoids);
+  }
+  return found->second;
+}
+
+size_t Footprints::ClassOf(size_t base, const ModelShape& model, const AdapterShape& adapter,
+                           int64_t longest_sequence, int32_t stages,
+                           const std::vector<std::string>& avoids) {
   const auto found = numbers_.find(std::tie(base, longest_sequence, stages, adapter, avoids));
   if (found != numbers_.end()) return found->second;
   classes_.emplace_back().footprint = {.base = base,

@@ -108,12 +108,16 @@ class Footprints {
     std::vector<Choice> alone;              // by kind
   };
 
+  size_t ClassOf(size_t base, const ModelShape& model, const AdapterShape& adapter,
+                 int64_t longest_sequence, int32_t stages, const std::vector<std::string>& avoids);
   const std::vector<Rung>& LadderOf(Class& entry, size_t worker_kind);
   Choice ChoiceOn(size_t job_class, size_t worker_kind);
 
   std::set<std::string> avoided_;
   std::map<std::string, size_t> bases_;
   std::map<ClassKey, size_t, std::less<>> numbers_;  // found without a copy of the targets
+  // Of jobs that avoid nobody, by where the adapter lies: thousands share one.
+  absl::flat_hash_map<std::tuple<size_t, const AdapterShape*, int64_t, int32_t>, size_t> of_shared_;
   std::vector<Class> classes_;
   std::vector<Kind> kinds_;
   absl::flat_hash_map<ShapeKey, StageBytes> group_bytes_;

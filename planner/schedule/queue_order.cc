@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <compare>
-#include <map>
 #include <string_view>
 
+#include "absl/container/flat_hash_map.h"
 #include "planner/schedule/ends.h"
 #include "planner/schedule/schedule.h"
 
@@ -56,7 +56,8 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
   // Mostly the queue stands in its order already.
   if (!std::ranges::is_sorted(order)) std::ranges::sort(order);
   if (view.policy.fair_share) {
-    std::map<std::string_view, double> shares(view.left_lately.begin(), view.left_lately.end());
+    absl::flat_hash_map<std::string_view, double> shares(view.left_lately.begin(),
+                                                         view.left_lately.end());
     for (const GroupView& group : view.groups) {
       for (const RunningJob& job : group.running) ++shares[job.label_group];
     }
@@ -75,7 +76,7 @@ std::vector<size_t> QueueOrder(const ClusterView& view) {
 
 Workload StepOf(const QueuedJob& job) {
   return StepOf(static_cast<double>(job.step_tokens), job.step_squared_lengths,
-                AdapterParameters(*job.model, job.adapter));
+                AdapterParameters(*job.model, *job.adapter));
 }
 
 }  // namespace lorad::planner

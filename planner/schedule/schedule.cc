@@ -21,7 +21,7 @@ namespace {
 // Two jobs of which the policy knows no difference but their order, as long as they wait.
 bool FareAlike(const QueuedJob& a, const QueuedJob& b) {
   const auto key = [](const QueuedJob& job) {
-    return std::tie(job.base_model, job.priority, job.longest_sequence, job.adapter,
+    return std::tie(job.base_model, job.priority, job.longest_sequence, *job.adapter,
                     job.step_tokens, job.step_squared_lengths, job.label_group, job.resumes,
                     job.first_of_equals, job.company_max, job.alone, job.asks, job.to,
                     job.trained_on, job.avoids);
@@ -34,6 +34,7 @@ class Scheduler {
   explicit Scheduler(const ClusterView& view) : view_(view), round_(view), lookahead_(round_) {}
 
   std::vector<Decision> Run() {
+    answers_.reserve(round_.queue.size());
     const Waiter* before = nullptr;
     int alike = 0;  // that wait, one right behind the other
     for (size_t i = 0; i < round_.queue.size(); ++i) {
@@ -365,6 +366,7 @@ class Scheduler {
       }
     }
     std::vector<Decision> decisions;
+    decisions.reserve(answers_.size());
     for (Answer& answer : answers_) {
       if (!answer.placed) {
         decisions.push_back(std::move(answer.decision));

@@ -130,14 +130,16 @@ double FillAndDrainFactor(int64_t step_tokens, int64_t capacity_tokens, size_t s
 
 std::optional<Placement> PlaceAlone(const QueuedJob& job, const std::vector<WorkerView>& workers,
                                     int64_t microbatch_tokens) {
-  const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
+  const Footprint footprint{0, job.model.get(), job.adapter.get(), job.longest_sequence,
+                            job.stages};
   return Place(footprint, All(workers, microbatch_tokens));
 }
 
 std::optional<Placement> PlaceAloneNearest(const QueuedJob& job,
                                            const std::vector<WorkerView>& workers,
                                            int64_t microbatch_tokens) {
-  const Footprint footprint{0, job.model.get(), &job.adapter, job.longest_sequence, job.stages};
+  const Footprint footprint{0, job.model.get(), job.adapter.get(), job.longest_sequence,
+                            job.stages};
   return PlaceNearest(StageJobOf(footprint), All(workers, microbatch_tokens),
                       [&](const auto& of_stages) { return ShapesOnStages(footprint, of_stages); });
 }

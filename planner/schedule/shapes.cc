@@ -89,7 +89,7 @@ GroupShape ShapeAlone(const QueuedJob& job, const DeviceShape& device, int64_t b
                       int64_t microbatch_tokens) {
   Footprints sizes;
   const size_t job_class =
-      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
+      sizes.ClassOf(job.base_model, *job.model, *job.adapter, job.longest_sequence, job.stages);
   return sizes.AloneOn(job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens})).shape;
 }
 
@@ -97,7 +97,7 @@ bool FitsAlone(const QueuedJob& job, const DeviceShape& device, int64_t budget_b
                int64_t microbatch_tokens) {
   Footprints sizes;
   const size_t job_class =
-      sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence, job.stages);
+      sizes.ClassOf(job.base_model, *job.model, *job.adapter, job.longest_sequence, job.stages);
   return sizes.FitsAlone(job_class, sizes.KindOf({device, budget_bytes, microbatch_tokens}));
 }
 

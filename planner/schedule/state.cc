@@ -280,11 +280,12 @@ Round::Round(const ClusterView& cluster) : view(cluster), paces(cluster) {
   for (const WorkerView& worker : view.workers) {
     if (worker.idle) idle.push_back({&worker, KindOf(worker)});
   }
+  queue.reserve(view.queue.size());
   for (const size_t i : QueueOrder(view)) {
     const QueuedJob& job = view.queue[i];
     Waiter& waiter = queue.emplace_back();
     waiter.job = &job;
-    waiter.job_class = sizes.ClassOf(job.base_model, *job.model, job.adapter, job.longest_sequence,
+    waiter.job_class = sizes.ClassOf(job.base_model, *job.model, *job.adapter, job.longest_sequence,
                                      job.stages, job.avoids);
     waiter.work = WorkOf(job, sizes.of(waiter.job_class), paces.EvaluatedShare(job.base_model));
     waiter.needs = NeedsOf(*this, waiter.job_class);

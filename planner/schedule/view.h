@@ -125,6 +125,12 @@ struct GroupView {
       {};  // of several workers, in their order; empty: of `worker` alone
 };
 
+// Of thousands of jobs that wait most have one of a few.
+using SharedAdapter = std::shared_ptr<const AdapterShape>;
+inline SharedAdapter ShareAdapter(AdapterShape shape) {
+  return std::make_shared<const AdapterShape>(std::move(shape));
+}
+
 struct QueuedJob {
   std::string job;
   std::string base_model;
@@ -132,7 +138,7 @@ struct QueuedJob {
   int32_t priority = 0;
   int64_t arrival = 0;  // order of arrival
   int64_t longest_sequence = 0;
-  AdapterShape adapter;
+  SharedAdapter adapter;
   int64_t waited_s = 0;             // since it was queued last
   int64_t step_tokens = 0;          // of one of its steps; 0: unknown
   double step_squared_lengths = 0;  // likewise; 0: attention aside

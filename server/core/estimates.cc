@@ -97,7 +97,7 @@ void Core::State::AddMemory(const std::string& job, const planner::QueuedJob& qu
     entry.set_group(group->name);
     planner::GroupShape shape = group->shape;
     shape.longest_sequence = std::max(shape.longest_sequence, queued.longest_sequence);
-    shape.rank_max = std::max(shape.rank_max, queued.adapter.rank_max());
+    shape.rank_max = std::max(shape.rank_max, queued.adapter->rank_max());
     shape.capacity_tokens = std::max(shape.capacity_tokens, shape.longest_sequence);
     entry.set_forms_again(shape.longest_sequence != group->shape.longest_sequence ||
                           shape.rank_max != group->shape.rank_max);
@@ -165,7 +165,7 @@ absl::StatusOr<v1::JobEstimate> Core::State::Estimate(const v1::Job& job) {
   const double of_step = static_cast<double>(complete.total_tokens()) / steps;
   const planner::TimeModel& times =
       cluster_.fits().TimesOf(job.base_model(), *queued.model, alone.worker, shape.capacity_tokens);
-  const int64_t parameters = planner::AdapterParameters(*queued.model, queued.adapter);
+  const int64_t parameters = planner::AdapterParameters(*queued.model, *queued.adapter);
   const double squares = complete.total_squared_lengths() / steps;
   const planner::Workload step = planner::StepOf(of_step, squares, parameters);
   const planner::Workload passes = planner::WorkloadOf(of_step, squares, parameters);

@@ -25,7 +25,7 @@ bool IsNews(int told_place, int place) {
 // Who is tried again later starts no sooner; that others may go before it until then is not counted.
 planner::Foreseen NotBeforeItsRetry(const JobState& job, planner::Foreseen foreseen,
                                     int64_t now_us) {
-  if (job.state() != v1::Job::QUEUED || !job.passing) return foreseen;
+  if (!job.passing || job.state() != v1::Job::QUEUED) return foreseen;
   const double late_s = Seconds(job.passing->until_us - now_us) - foreseen.start_s;
   if (late_s <= 0) return foreseen;
   return {.start_s = foreseen.start_s + late_s, .end_s = foreseen.end_s + late_s};
@@ -49,26 +49,19 @@ void Core::State::Forecast() {
   forecasts_.wanted = false;
   planner::ClusterView view = ClusterOf(Waiting::kAll);
   const std::vector<JobState*> waiting = jobs_.queue().All();  // as the view has them
-  std::vector<JobState*> order;
-  order.reserve(waiting.size());
-  for (const size_t i : planner::QueueOrder(view)) order.push_back(waiting[i]);
-  jobs_.Arrange(std::move(order));
+  jobs_.Arrange(planner::QueueOrder(view));
   Ration(&view, nullptr);
   const bool are_held = view.queue.size() < waiting.size();  // some of them, by quotas
-  const auto foreseen = planner::Foresee(view);
-  const auto of = [&](const std::string& name) {
-    const auto found = foreseen.find(name);
-    return found == foreseen.end() ? nullptr : &found->second;
-  };
+  const planner::Foresight foresight = planner::Foresee(view);
   int told = 0;
   size_t seen = 0;
   for (size_t i = 0; i < waiting.size(); ++i) {
-    JobQueue::PrefetchWaitAfter(waiting, i);
+    JobQueue::PrefetchToldAfter(waiting, i);
     JobState* job = waiting[i];
     // By the view's names, which lie side by side.
     const bool is_seen =
         seen < view.queue.size() && (!are_held || view.queue[seen].job == job->name());
-    TakeForecast(*job, is_seen ? of(view.queue[seen].job) : nullptr);
+    TakeForecast(*job, is_seen ? &foresight.waiting[seen] : nullptr);
     seen += is_seen;
     const int place = jobs_.queue().PlaceOf(*job);
     if (told == kToldMax || (!IsNews(job->told.place, place) && job->told.why == job->why &&
@@ -84,7 +77,8 @@ void Core::State::Forecast() {
     for (const auto& [member, slot] : group.members) {
       JobState* job = jobs_.Find(member);
       if (!job || !IsPlaced(job->state())) continue;
-      TakeForecast(*job, of(member));
+      const auto running = foresight.running.find(member);
+      TakeForecast(*job, running != foresight.running.end() ? &running->second : nullptr);
       job->forecast.paced = group.pace.IsKnown();
     }
   }
@@ -93,10 +87,11 @@ void Core::State::Forecast() {
 JobForecast Core::State::ForecastOf(const JobState& job, const planner::Foreseen& by_policy) const {
   const planner::Foreseen foreseen = NotBeforeItsRetry(job, by_policy, turn_.now_us());
   const Fits& fits = cluster_.fits();
+  const bool waits = job.stand >= 0;  // of thousands the rest of the record is not near
   JobForecast forecast = {
       .made_us = turn_.now_us(),
       .made_wall_us = turn_.wall_us(),
-      .started = job.state() == v1::Job::RUNNING || job.state() == v1::Job::FINALIZING,
+      .started = !waits && (job.state() == v1::Job::RUNNING || job.state() == v1::Job::FINALIZING),
       .start_s = foreseen.start_s,
       .start = fits.starts().IntervalOf(foreseen.start_s),
       .end_s = foreseen.end_s,
@@ -109,7 +104,8 @@ JobForecast Core::State::ForecastOf(const JobState& job, const planner::Foreseen
 }
 
 void Core::State::TakeForecast(JobState& job, const planner::Foreseen* foreseen) {
-  job.forecast = foreseen ? ForecastOf(job, *foreseen) : JobForecast();
+  const bool is_known = foreseen && foreseen->end_s < planner::kNever;
+  job.forecast = is_known ? ForecastOf(job, *foreseen) : JobForecast();
   if (!job.forecast || job.first_forecast || job.job().has_first_forecast()) return;
   job.first_forecast = job.forecast;
   *job.job().mutable_first_forecast() = ToProto(job.forecast);
@@ -130,9 +126,9 @@ void Core::State::AddForecast(const JobState& job, v1::JobEstimate* estimate) {
   }
   planner::ClusterView view = ClusterOf(Waiting::kAll, newcomer);
   std::string why = Ration(&view, newcomer);
-  const auto foreseen = planner::Foresee(view);
-  if (const auto found = foreseen.find(job.name()); found != foreseen.end()) {
-    *estimate->mutable_forecast() = ToProto(ForecastOf(live ? *live : job, found->second));
+  const planner::Foresight foresight = planner::Foresee(view);
+  if (const planner::Foreseen* const foreseen = foresight.Find(view, job.name())) {
+    *estimate->mutable_forecast() = ToProto(ForecastOf(live ? *live : job, *foreseen));
     return;
   }
   if (live) return estimate->set_no_forecast(jobs_.WhyNoForecast(*live));

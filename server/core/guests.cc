@@ -92,8 +92,8 @@ std::vector<planner::Decision> ScheduleOnce(const planner::ClusterView& view,
 
 planner::QueuedJob Core::State::Queued(const Guest& guest) const {
   const std::string& base_model = guest.of.base_model;
-  planner::QueuedJob queued =
-      Alone(catalog_.Model(base_model), base_model, guest.longest_tokens, guest.of.shape);
+  planner::QueuedJob queued = Alone(catalog_.Model(base_model), base_model, guest.longest_tokens,
+                                    planner::ShareAdapter(guest.of.shape));
   queued.job = guest.name;
   queued.priority = std::numeric_limits<int32_t>::max();
   queued.arrival = guest.since_us;
@@ -258,7 +258,7 @@ std::vector<planner::Decision> Core::State::Decide(planner::ClusterView view) {
   FailMisfits(view.workers);
   AddClaims(&view);
   MakeWay(&view);
-  const std::vector<planner::Decision> of_queue = ScheduleOnce(view, generations_);
+  std::vector<planner::Decision> of_queue = ScheduleOnce(view, generations_);
   std::vector<Guest*> guests = WithoutPlace(view, of_queue);
   if (guests.empty()) return of_queue;  // as mostly; the queue may be long
   const std::vector<planner::QueuedJob> queue = view.queue;

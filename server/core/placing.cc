@@ -46,11 +46,11 @@ int64_t Core::State::SecondsSince(int64_t us) const { return (turn_.now_us() - u
 
 planner::QueuedJob Core::State::Alone(const v1::Job& job, int64_t longest_tokens) const {
   return Alone(catalog_.Model(job.base_model()), job.base_model(), longest_tokens,
-               ShapeOfAdapter(job.adapter()));
+               planner::ShareAdapter(ShapeOfAdapter(job.adapter())));
 }
 
 planner::QueuedJob Core::State::Alone(const ModelState& model, const std::string& base_model,
-                                      int64_t longest_tokens, planner::AdapterShape adapter) {
+                                      int64_t longest_tokens, planner::SharedAdapter adapter) {
   planner::QueuedJob alone;
   alone.base_model = base_model;
   alone.model = model.shape;
@@ -62,9 +62,9 @@ planner::QueuedJob Core::State::Alone(const ModelState& model, const std::string
 
 planner::QueuedJob Core::State::Queued(const JobState& job, const ModelState& model) const {
   const v1::Job& content = job.job();
-  const bool known = !job.adapter.parts.empty();
-  planner::QueuedJob queued = Alone(model, content.base_model(), job.record.longest_tokens(),
-                                    known ? job.adapter : ShapeOfAdapter(content.adapter()));
+  planner::QueuedJob queued =
+      Alone(model, content.base_model(), job.record.longest_tokens(),
+            job.adapter ? job.adapter : planner::ShareAdapter(ShapeOfAdapter(content.adapter())));
   queued.job = job.name();
   queued.priority = content.priority();
   queued.arrival = job.record.order();
@@ -235,15 +235,14 @@ planner::ClusterView Core::State::ClusterOf(Waiting waiting, const JobState* new
   const auto add = [&](const JobState& job) {
     view.queue.push_back(Queued(job, model_of(job.job().base_model())));
   };
-  if (waiting == Waiting::kAll) {
-    const std::vector<JobState*> all = jobs_.queue().All();
-    view.queue.reserve(all.size() + 1);
-    for (size_t i = 0; i < all.size(); ++i) {
-      JobQueue::PrefetchAfter(all, i);
-      add(*all[i]);
-    }
-  } else {
-    for (const JobState* job : jobs_.queue().View(members)) add(*job);
+  const std::vector<JobState*> jobs =
+      waiting == Waiting::kAll ? jobs_.queue().All() : jobs_.queue().View();
+  view.queue.reserve(jobs.size() + 1);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    JobQueue::PrefetchAfter(jobs, i);
+    // Who is yet to leave a group is placed when it has.
+    if (waiting == Waiting::kThoseLookedAt && members.contains(jobs[i]->name())) continue;
+    add(*jobs[i]);
   }
   if (newcomer) add(*newcomer);
   for (const auto& [name, model] : models) AddTimes(std::string(name), &view);
@@ -277,9 +276,8 @@ void Core::State::Schedule() {
   for (const planner::Decision& decision : Decide(std::move(view))) Carry(decision);
 }
 
-std::string Core::State::WhyWait(const planner::Decision& decision, const std::string& name) {
+std::string Core::State::WhyWait(const planner::Decision& decision, const JobState* job) {
   std::string why = absl::StrCat(decision.why, WhoIsInTurn());
-  const JobState* job = jobs_.Find(name);
   std::vector<std::string> avoids;
   if (job && !job->failed_on.empty()) {
     avoids = Queued(*job, catalog_.Model(job->job().base_model())).avoids;
@@ -332,7 +330,11 @@ void Core::State::Carry(const planner::Decision& decision) {
       for (const std::string& job : decision.jobs) Move(*jobs_.Find(job), decision);
       break;
     case Kind::kWait:
-      for (const std::string& job : decision.jobs) SayWhy(job, WhyWait(decision, job));
+      for (const std::string& name : decision.jobs) {
+        JobState* const job = jobs_.Find(name);
+        if (job) job->why = WhyWait(decision, job);
+        if (!job) generations_.Say(*generations_.Find(name), WhyWait(decision));
+      }
       break;
   }
 }

@@ -39,7 +39,7 @@ namespace {
 
 // Jobs of which it cannot be said that a worker has room for one and not for the other.
 std::string MemoryShapeOf(const planner::QueuedJob& job) {
-  return absl::StrCat(job.base_model, "/", job.longest_sequence, "/", job.adapter.ToText());
+  return absl::StrCat(job.base_model, "/", job.longest_sequence, "/", job.adapter->ToText());
 }
 
 }  // namespace

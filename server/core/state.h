@@ -285,7 +285,7 @@ class Core::State {
   // The view of a job that asks where it would be alone; `job` gives model and adapter.
   planner::QueuedJob Alone(const v1::Job& job, int64_t longest_tokens) const;
   static planner::QueuedJob Alone(const ModelState& model, const std::string& base_model,
-                                  int64_t longest_tokens, planner::AdapterShape adapter);
+                                  int64_t longest_tokens, planner::SharedAdapter adapter);
   // The stages that such a job would have, fitting these workers or lacking the least; or none.
   std::optional<planner::Placement> StagesAlone(
       const planner::QueuedJob& job, const std::vector<planner::WorkerView>& workers) const;
@@ -300,7 +300,7 @@ class Core::State {
   void AddTimes(const std::string& base_model, planner::ClusterView* view);
   double EvaluatedShare(const std::string& base_model, const WorkerState& worker);
   void Carry(const planner::Decision& decision);
-  std::string WhyWait(const planner::Decision& decision, const std::string& job = "");
+  std::string WhyWait(const planner::Decision& decision, const JobState* job = nullptr);
   void Join(GroupState& group, JobState& job);
 
   // ---- groups.cc ----

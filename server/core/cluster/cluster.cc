@@ -333,7 +333,7 @@ LoneGroup Cluster::GroupAloneOn(const WorkerState* worker, const planner::Queued
       job, alone.device, worker ? alone.budget_bytes : std::numeric_limits<int64_t>::max(),
       worker ? TokensOf(*worker) : options_.microbatch_tokens);
   alone.group = planner::BytesOfGroup(*job.model, alone.shape);
-  alone.slot = planner::BytesOfSlot(*job.model, job.adapter, alone.device);
+  alone.slot = planner::BytesOfSlot(*job.model, *job.adapter, alone.device);
   return alone;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <ranges>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -13,7 +14,7 @@ namespace {
 
 // A decision looks at the first of every shape, and of few shapes more, so many of each and
 // about so many in all.
-constexpr size_t kQueueView = 1024;
+constexpr size_t kQueueView = 384;
 constexpr size_t kOfShapeMax = 256;
 
 // Up by an eighth at most: of jobs that are nearly as long one is looked at first, or else thousands
@@ -23,6 +24,24 @@ int64_t RoundedUp(int64_t length) {
   const uint64_t step = std::max<uint64_t>(std::bit_floor(value) / 8, 1);
   return static_cast<int64_t>((value + step - 1) / step * step);
 }
+
+constexpr size_t kAhead = 8;  // of jobs that are walked over
+
+void Prefetch(const void* what, size_t bytes) {
+  constexpr size_t kLine = 64;
+  for (size_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const char*>(what) + at);
+  }
+}
+
+void PrefetchBetween(const void* begin, const void* end) {
+  Prefetch(begin,
+           static_cast<size_t>(static_cast<const char*>(end) - static_cast<const char*>(begin)));
+}
+
+// JobState says what lies where.
+void PrefetchAsked(const JobState& job) { PrefetchBetween(&job.adapter, &job.why); }
+void PrefetchTold(const JobState& job) { PrefetchBetween(&job.stand, &job + 1); }
 
 }  // namespace
 
@@ -34,13 +53,15 @@ std::string JobQueue::ShapeOf(const JobState& job) const {
   const v1::Job& content = job.job();
   return absl::StrCat(job.resumes, LeadsEquals(job), "/", job.record.company_max(), "/",
                       content.priority(), "/", RoundedUp(job.record.longest_tokens()), "/",
-                      job.adapter.ToText(), "/", content.base_model(), "/",
+                      job.adapter->ToText(), "/", content.base_model(), "/",
                       absl::StrJoin(quotas_.HeldBy(content.labels()), ","), "/",
                       absl::StrJoin(job.Avoided(), ","));
 }
 
 void JobQueue::Offer(JobState& job) {
-  shapes_[ShapeOf(job)][options_.LabelGroup(job.job().labels())][KeyOf(job)] = &job;
+  Alike& alike = shapes_[ShapeOf(job)][options_.LabelGroup(job.job().labels())];
+  alike.jobs[KeyOf(job)] = &job;
+  alike.first = alike.jobs.begin()->second->stand;
   job.viewed = views_;  // the next one says
   turn_.WantSchedule();
 }
@@ -51,23 +72,60 @@ bool JobQueue::Withhold(JobState& job) {
   if (shape == shapes_.end()) return false;
   const auto alike = shape->second.find(options_.LabelGroup(job.job().labels()));
   if (alike == shape->second.end()) return false;
-  const bool offered = alike->second.erase(KeyOf(job)) > 0;
-  if (alike->second.empty()) shape->second.erase(alike);
-  if (shape->second.empty()) shapes_.erase(shape);
+  auto& jobs = alike->second.jobs;
+  const bool offered = jobs.erase(KeyOf(job)) > 0;
+  if (jobs.empty()) {
+    shape->second.erase(alike);
+    if (shape->second.empty()) shapes_.erase(shape);
+  } else {
+    alike->second.first = jobs.begin()->second->stand;
+  }
   return offered;
 }
 
-void JobQueue::Enter(JobState& job) {
-  if (job.adapter.parts.empty()) job.adapter = ShapeOfAdapter(job.job().adapter());
-  queue_[KeyOf(job)] = &job;
-  Offer(job);
+std::shared_ptr<const planner::AdapterShape> JobQueue::Shared(planner::AdapterShape shape) {
+  const auto found = adapters_.find(shape);
+  if (found != adapters_.end()) return found->second;
+  std::erase_if(adapters_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  return adapters_[shape] = std::make_shared<const planner::AdapterShape>(shape);
+}
+
+std::vector<JobQueue::Place>::iterator JobQueue::Find(const Key& key) {
+  return std::ranges::lower_bound(queue_, key, {}, &Place::key);
+}
+
+void JobQueue::TakeStand(JobState& job) {
+  if (free_stands_.empty()) {
+    job.stand = static_cast<int32_t>(places_.size());
+    places_.push_back(0);
+  } else {
+    job.stand = free_stands_.back();
+    free_stands_.pop_back();
+  }
+  const Place place{KeyOf(job), job.stand, &job};
+  queue_.insert(Find(place.key), place);
+  newcomers_.push_back(place);
   places_known_ = false;
 }
 
+void JobQueue::LeaveStand(JobState& job) {
+  queue_.erase(Find(KeyOf(job)));
+  for (std::vector<Place>* standing : {&order_, &newcomers_}) {
+    std::erase_if(*standing, [&](const Place& place) { return place.stand == job.stand; });
+  }
+  free_stands_.push_back(std::exchange(job.stand, -1));
+  places_known_ = false;
+}
+
+void JobQueue::Enter(JobState& job) {
+  if (!job.adapter) job.adapter = Shared(ShapeOfAdapter(job.job().adapter()));
+  TakeStand(job);
+  Offer(job);
+}
+
 void JobQueue::Leave(JobState& job) {
-  queue_.erase(KeyOf(job));
   Withhold(job);
-  LosePlace(job);
+  LeaveStand(job);
   job.resumes = false;
   job.record.clear_first_of_equals();
   job.goes_to.clear();
@@ -76,11 +134,10 @@ void JobQueue::Leave(JobState& job) {
 }
 
 void JobQueue::Change(JobState& job, absl::FunctionRef<void()> change) {
-  queue_.erase(KeyOf(job));
   const bool offered = Withhold(job);
-  LosePlace(job);
+  LeaveStand(job);
   change();
-  queue_[KeyOf(job)] = &job;
+  TakeStand(job);
   if (offered) Offer(job);
 }
 
@@ -88,7 +145,7 @@ void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
   std::vector<JobState*> offered;
   for (const auto& [text, shape] : shapes_) {
     for (const auto& [label, alike] : shape) {
-      for (const auto& [key, job] : alike) offered.push_back(job);
+      for (const auto& [key, job] : alike.jobs) offered.push_back(job);
     }
   }
   shapes_.clear();
@@ -98,43 +155,38 @@ void JobQueue::ChangeShapes(absl::FunctionRef<void()> change) {
 
 // ---- places ----
 
-void JobQueue::LosePlace(JobState& job) {
-  std::erase(order_, &job);
-  job.place = 0;
-  places_known_ = false;
-}
-
-void JobQueue::Arrange(std::vector<JobState*> order) {
-  if (order.size() < queue_.size()) {
-    for (const auto& [key, job] : queue_) job->place = 0;
-  }
-  order_ = std::move(order);
-  for (JobState* job : order_) job->place = 1;  // which one is counted when it is asked for
+void JobQueue::Arrange(const std::vector<size_t>& order) {
+  assert(order.size() == queue_.size());
+  order_.clear();
+  order_.reserve(order.size());
+  for (const size_t i : order) order_.push_back(queue_[i]);
+  newcomers_.clear();
   places_known_ = false;
 }
 
 void JobQueue::CountPlaces() const {
   if (places_known_) return;
-  if (order_.size() < queue_.size()) {  // who has no place comes between the others
-    std::vector<JobState*> order;
+  if (!newcomers_.empty()) {  // they come between the others
+    std::ranges::sort(newcomers_, {}, &Place::key);
+    std::vector<Place> order;
     order.reserve(queue_.size());
     auto next = order_.begin();
-    for (const auto& [key, job] : queue_) {
-      if (job->place > 0) continue;
-      while (next != order_.end() && KeyOf(**next) < key) order.push_back(*next++);
-      order.push_back(job);
+    for (const Place& newcomer : newcomers_) {
+      while (next != order_.end() && next->key < newcomer.key) order.push_back(*next++);
+      order.push_back(newcomer);
     }
     order.insert(order.end(), next, order_.end());
     order_ = std::move(order);
+    newcomers_.clear();
   }
-  int place = 0;
-  for (JobState* job : order_) job->place = ++place;
+  int number = 0;
+  for (const Place& place : order_) places_[static_cast<size_t>(place.stand)] = ++number;
   places_known_ = true;
 }
 
 int JobQueue::PlaceOf(const JobState& job) const {
   CountPlaces();
-  return job.place;
+  return places_[static_cast<size_t>(job.stand)];
 }
 
 // ---- back-off ----
@@ -180,38 +232,45 @@ void JobQueue::SetTimer() {
 // The first of each shape, so that no crowd of jobs that have to wait hides one that does not; of
 // few shapes more each, for they may be placed together. Those behind have their turn when these
 // are placed.
-std::vector<const JobState*> JobQueue::View(const std::set<std::string_view>& members) const {
+std::vector<JobState*> JobQueue::View() const {
   ++views_;
-  std::vector<std::pair<Key, const JobState*>> view;
+  CountPlaces();
+  std::vector<std::pair<Key, JobState*>> view;
   for (const auto& [text, shape] : shapes_) {
     size_t of_each = 0;
-    for (const Alike* alike : LookedAt(shape, &of_each)) {
+    const std::vector<const Alike*> looked_at = LookedAt(shape, &of_each);
+    for (const Alike* alike : looked_at) {
+      for (const auto& [key, job] : alike->jobs | std::views::take(of_each)) PrefetchAsked(*job);
+    }
+    for (const Alike* alike : looked_at) {
       size_t taken = 0;
-      for (const auto& [key, job] : *alike) {
+      for (const auto& [key, job] : alike->jobs) {
         if (taken == of_each) break;
         job->viewed = views_;
         if (job->commits > 0) continue;  // goes on from the checkpoint that is being written
         if (job->reads_content) continue;
-        if (members.contains(job->name())) continue;  // about to leave its group
         view.emplace_back(key, job);
         taken++;
       }
     }
   }
   std::ranges::sort(view);
-  std::vector<const JobState*> queue;
+  std::vector<JobState*> queue;
+  queue.reserve(view.size());
   for (const auto& [key, job] : view) queue.push_back(job);
   return queue;
 }
 
 // Of many label groups those whose first job stands in front: that is where fair share has it.
+// REQUIRES: places are counted.
 std::vector<const JobQueue::Alike*> JobQueue::LookedAt(const Shape& shape, size_t* of_each) const {
   const size_t each = ViewOfShape();
   *of_each = std::max<size_t>(each / shape.size(), 1);
   std::vector<const Alike*> labels;
+  labels.reserve(shape.size());
   for (const auto& [label, alike] : shape) labels.push_back(&alike);
   if (labels.size() <= each) return labels;
-  const auto place = [&](const Alike* alike) { return PlaceOf(*alike->begin()->second); };
+  const auto place = [&](const Alike* alike) { return places_[static_cast<size_t>(alike->first)]; };
   std::ranges::nth_element(labels, labels.begin() + static_cast<ptrdiff_t>(each), {}, place);
   labels.resize(each);
   return labels;
@@ -224,34 +283,15 @@ size_t JobQueue::ViewOfShape() const {
 std::vector<JobState*> JobQueue::All() const {
   std::vector<JobState*> all;
   all.reserve(queue_.size());
-  for (const auto& [key, job] : queue_) all.push_back(job);
+  for (const Place& place : queue_) all.push_back(place.job);
   return all;
 }
-
-namespace {
-
-constexpr size_t kAhead = 8;  // of jobs that are walked over
-
-void Prefetch(const void* what, size_t bytes) {
-  constexpr size_t kLine = 64;
-  for (size_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(static_cast<const char*>(what) + at);
-  }
-}
-
-// From its place on, what a job has while it waits.
-void PrefetchWait(const JobState& job) {
-  const auto* place = reinterpret_cast<const char*>(&job.place);
-  Prefetch(place, static_cast<size_t>(reinterpret_cast<const char*>(&job + 1) - place));
-}
-
-}  // namespace
 
 void JobQueue::PrefetchAfter(const std::vector<JobState*>& jobs, size_t i) {
   if (i + 2 * kAhead < jobs.size()) {
     const JobState& job = *jobs[i + 2 * kAhead];
     Prefetch(&job.record, sizeof(job.record));
-    PrefetchWait(job);
+    PrefetchAsked(job);
   }
   if (i + kAhead < jobs.size()) Prefetch(&jobs[i + kAhead]->job(), sizeof(v1::Job));
   if (i + kAhead / 2 < jobs.size()) {  // by then the job itself is there to be read
@@ -261,8 +301,8 @@ void JobQueue::PrefetchAfter(const std::vector<JobState*>& jobs, size_t i) {
   }
 }
 
-void JobQueue::PrefetchWaitAfter(const std::vector<JobState*>& jobs, size_t i) {
-  if (i + kAhead < jobs.size()) PrefetchWait(*jobs[i + kAhead]);
+void JobQueue::PrefetchToldAfter(const std::vector<JobState*>& jobs, size_t i) {
+  if (i + kAhead < jobs.size()) PrefetchTold(*jobs[i + kAhead]);
 }
 
 // ---- invariants ----
@@ -276,8 +316,11 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
   std::set<const JobState*> offered;
   for (const auto& [text, shape] : shapes_) {
     for (const auto& [label, alike] : shape) {
-      if (alike.empty()) return broken("a label group without jobs");
-      for (const auto& [key, job] : alike) {
+      if (alike.jobs.empty()) return broken("a label group without jobs");
+      if (alike.first != alike.jobs.begin()->second->stand) {
+        return broken("another leads " + alike.jobs.begin()->second->name() + "'s equals");
+      }
+      for (const auto& [key, job] : alike.jobs) {
         if (text != ShapeOf(*job) || label != options_.LabelGroup(job->job().labels()) ||
             key != KeyOf(*job)) {
           return broken(job->name() + " is offered as what it is not");
@@ -295,10 +338,15 @@ absl::Status JobQueue::CheckInvariants(const std::set<const JobState*>& queued,
       return broken(name + " is postponed by a back-off that is over");
     }
   }
-  for (const auto& [key, job] : queue_) {
+  if (queue_.size() + free_stands_.size() != places_.size()) return broken("a stand is lost");
+  if (!std::ranges::is_sorted(queue_, {}, &Place::key)) return broken("it is not in its order");
+  for (const Place& waits : queue_) {
+    const JobState* job = waits.job;
+    const Key& key = waits.key;
     if (!queued.contains(job)) return broken("it has a job that is not QUEUED");
     if (KeyOf(*job) != key) return broken(job->name() + " stands at another's place");
-    if (order_[static_cast<size_t>(job->place) - 1] != job) {
+    const Place& place = order_[static_cast<size_t>(PlaceOf(*job)) - 1];
+    if (waits.stand != job->stand || place.stand != job->stand || place.key != key) {
       return broken(job->name() + " has another's place");
     }
     if (offered.erase(job) == 0 && !postponed.contains(job->name()) && !job->reads_rows) {

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -58,24 +59,22 @@ class JobQueue {
   void SetTimer();
 
   bool empty() const { return queue_.empty(); }
-  // These stand in this order from now on, as a decision looks at them. Others of the queue, and
-  // who enters it, stand before the first that arrived later, or is less important. REQUIRES: each
-  // is in the queue.
-  void Arrange(std::vector<JobState*> order);
+  // They stand in this order from now on, as a decision looks at them: each once, by its number in
+  // All(). Who enters later stands before the first that arrived after it, or is less important.
+  void Arrange(const std::vector<size_t>& order);
   // From 1. REQUIRES: it is in the queue.
   int PlaceOf(const JobState& job) const;
-  // The jobs that a decision looks at, by importance and arrival. Jobs among `members` are about to
-  // leave their groups, and are left out.
-  std::vector<const JobState*> View(const std::set<std::string_view>& members) const;
+  // The jobs that a decision looks at, by importance and arrival.
+  std::vector<JobState*> View() const;
   // So many of its kind come before it that no decision looks at it; 0: it does, or it is not to be
   // placed now.
   size_t Beyond(const JobState& job) const { return job.viewed < views_ ? ViewOfShape() : 0; }
   // Every one, by importance and arrival.
   std::vector<JobState*> All() const;
   // 10,000 jobs do not lie in the processor's caches: who walks over them has those asked for that
-  // come soon after this one: whole, or what they have while they wait.
+  // come soon after this one: what the policy asks of them, or what is told of them.
   static void PrefetchAfter(const std::vector<JobState*>& jobs, size_t i);
-  static void PrefetchWaitAfter(const std::vector<JobState*>& jobs, size_t i);
+  static void PrefetchToldAfter(const std::vector<JobState*>& jobs, size_t i);
 
   // Whether it goes before all of its priority. One that is tried alone does: others may wait for
   // what comes of it (losses.h).
@@ -92,10 +91,22 @@ class JobQueue {
   // By importance: who resumes, then by priority, then who leads its equals; then by arrival.
   using Key = std::tuple<bool, int32_t, bool, int64_t>;
   static Key KeyOf(const JobState& job);
-  void LosePlace(JobState& job);
+  // Jobs do not lie in the processor's caches, but their places do: by JobState::stand.
+  struct Place {
+    Key key;
+    int32_t stand = 0;
+    JobState* job = nullptr;
+  };
+  std::vector<Place>::iterator Find(const Key& key);  // or where it would be
+  void TakeStand(JobState& job);
+  void LeaveStand(JobState& job);
   void CountPlaces() const;
+  std::shared_ptr<const planner::AdapterShape> Shared(planner::AdapterShape shape);
   // Jobs of one shape and one label group are alike for a decision, or nearly.
-  using Alike = absl::btree_map<Key, JobState*>;
+  struct Alike {
+    absl::btree_map<Key, JobState*> jobs;
+    int32_t first = 0;  // the stand of the first
+  };
   using Shape = absl::flat_hash_map<std::string, Alike>;  // by label group: there may be thousands
   std::string ShapeOf(const JobState& job) const;
   // Those of which a decision looks at some, so many of each.
@@ -106,11 +117,14 @@ class JobQueue {
   const CoreOptions& options_;
   Turn& turn_;
   const Quotas& quotas_;
-  absl::btree_map<Key, JobState*> queue_;  // walked at each forecast
-  // As they stand, and JobState::place of each, where that is known; else without those that have
-  // the place 0.
-  mutable std::vector<JobState*> order_;
+  std::vector<Place> queue_;  // by key: walked more often than changed
+  // As they stand, and the place of each stand, where places are known: who came since has none.
+  mutable std::vector<Place> order_, newcomers_;
+  mutable std::vector<int> places_;
   mutable bool places_known_ = true;
+  std::vector<int32_t> free_stands_;
+  // Those that some job has, or had lately.
+  std::map<planner::AdapterShape, std::shared_ptr<const planner::AdapterShape>> adapters_;
   // Those of the queue that may be placed now, by their shape.
   std::map<std::string, Shape> shapes_;
   mutable int64_t views_ = 0;                            // so many were asked for

@@ -68,26 +68,36 @@ struct JobState {
   Pace<double> pace{20};  // of the tokens of steps
   // And of parts of evaluations, their tokens as if trained.
   Pace<double> work{64};
-  int commits = 0;              // checkpoints that are being written
   int64_t unwritten_step = 0;   // whose checkpoint could not be: that is told once,
   std::string unwritten_why;    // with these words
   int64_t cancel_until_us = 0;  // its last step may be saved until then
   int barren_losses = 0;        // groups in a row that were lost before it had done a step in them
-  int place = 0;                // in the queue, from 1; 0: it has none yet
-  // Number of the last JobQueue::View() that had it, or before which it was offered.
-  static constexpr int64_t kNotOffered = std::numeric_limits<int64_t>::max();
-  int64_t viewed = kNotOffered;
-  planner::AdapterShape adapter;    // job().adapter(), known once it has been queued
+  bool differs = false;         // its newest step, which was done before, from what that gave then
+  // What the policy asks of thousands of jobs that wait lies together (JobQueue::PrefetchAfter):
+  // job().adapter(), known once it has been queued; one for all that wait with such a shape;
+  std::shared_ptr<const planner::AdapterShape> adapter;
   bool resumes = false;             // queued, and before all others
+  bool sent_elsewhere = false;      // to another group before it ran in its own
+  bool reads_rows = false;          // queued, while its tokens are made again
+  bool reads_content = false;       // queued, while what it starts from is read
+  int commits = 0;                  // checkpoints that are being written
   int64_t since_us = 0;             // in the queue, or in its group
   int64_t trains_since_us = 0;      // its first step in its group; 0: none is done there
   std::optional<int64_t> moved_us;  // when it was moved last
   std::string moves_to;             // the group, while it leaves its own for that
-  bool sent_elsewhere = false;      // to another group before it ran in its own
   std::string goes_to;              // the group, while it is queued on its way there
   std::string trained_on;           // the worker, while it is queued as its group is formed again
-  bool reads_rows = false;          // queued, while its tokens are made again
-  bool reads_content = false;       // queued, while what it starts from is read
+  std::unique_ptr<NotFiniteWords> not_finite;  // null: nobody said so
+  // workers that have failed it since its last progress: lost with it once or again, or their word
+  // was against it; and when one of them last did.
+  std::map<std::string, int> failed_on;
+  int64_t failed_us = 0;
+  int32_t stand = -1;  // in the queue: its number there
+  // Number of the last JobQueue::View() that had it, or before which it was offered.
+  static constexpr int64_t kNotOffered = std::numeric_limits<int64_t>::max();
+  int64_t viewed = kNotOffered;
+  std::unique_ptr<Passing> passing;  // null: none since its last progress
+  // And so does what is told of them, which begins with the three before.
   std::string why;
   size_t seen_why = 0;              // hash of the newest that the log has passed over, or has
   std::vector<size_t> logged_whys;  // kinds that the log has, since it waits (job_log.cc)
@@ -99,13 +109,7 @@ struct JobState {
     std::string why;
     JobForecast forecast;
   } told;
-  std::unique_ptr<Passing> passing;            // null: none since its last progress
-  std::unique_ptr<NotFiniteWords> not_finite;  // null: nobody said so
-  bool differs = false;  // its newest step, which was done before, from what that gave then
-  // Workers that have failed it since its last progress: lost with it once or again, or their word
-  // was against it; and when one of them last did.
-  std::map<std::string, int> failed_on;
-  int64_t failed_us = 0;
+
   static constexpr int kAvoidedFrom = 2;  // times: one loss may happen to anybody
   // Whether a worker's word stands against it, that another one is to confirm.
   bool AwaitsAnotherWord() const { return not_finite || (passing && !passing->too_large.empty()); }

@@ -123,7 +123,7 @@ class JobTable {
   const JobQueue& queue() const { return queue_; }
   // The job, QUEUED and withheld until now, may be placed.
   void Offer(JobState& job) { queue_.Offer(job); }
-  void Arrange(std::vector<JobState*> order) { queue_.Arrange(std::move(order)); }
+  void Arrange(const std::vector<size_t>& order) { queue_.Arrange(order); }
   // Since this start, as ClusterView has them.
   std::map<std::string, double> LeftLately() { return left_lately_.Counts(turn_.now_us() / 1e6); }
   // As JobQueue has them.

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <random>
 
-#include "planner/foresight/foresee.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/schedule/timed.h"
 
 namespace lorad::planner {
@@ -34,7 +34,7 @@ GroupView Full(const std::string& name, int64_t steps0, int64_t steps1) {
 
 ClusterView Crowded(std::vector<QueuedJob> queue, const std::vector<GroupView>& groups,
                     double load_s = 0) {
-  for (QueuedJob& job : queue) job.adapter = Rank(64);
+  for (QueuedJob& job : queue) job.adapter = ShareAdapter(Rank(64));
   ClusterView view = With(Timed({}, std::move(queue), load_s), groups);
   for (WorkerView& worker : view.workers) worker.budget_bytes = BudgetFor(500, {64, 64});
   return view;
@@ -42,25 +42,25 @@ ClusterView Crowded(std::vector<QueuedJob> queue, const std::vector<GroupView>& 
 
 TEST_CASE("a job of higher priority starts at once, and who makes room goes on later") {
   ClusterView view = Crowded({Important(Steps("urgent", 10))}, {Full("g", 10, 20)});
-  const auto seen = Foresee(view);
+  const auto seen = ForeseeByName(view);
   CheckNear(seen.at("urgent"), 0, 5);
   CheckNear(seen.at("g0"), 0, 5);
   CheckNear(seen.at("g1"), 0, 11);  // came last; from 5 s on alone
   SECTION("unless nobody is evicted") {
     view.policy.evict = false;
-    const auto drained = Foresee(view);
+    const auto drained = ForeseeByName(view);
     CheckNear(drained.at("urgent"), 5, 10);
     CheckNear(drained.at("g1"), 0, 10);
   }
   SECTION("nor for an adapter that is asked, or one of equal priority that has just come") {
     view.queue[0].priority = 0;
-    CheckNear(Foresee(view).at("urgent"), 5, 10);
+    CheckNear(ForeseeByName(view).at("urgent"), 5, 10);
   }
 }
 
 TEST_CASE("a job of another base model has all of lower priority evicted") {
   const auto seen =
-      Foresee(Crowded({Important(Steps("urgent", 10, 200, 0, "n"))}, {Full("g", 10, 20)}, 4));
+      ForeseeByName(Crowded({Important(Steps("urgent", 10, 200, 0, "n"))}, {Full("g", 10, 20)}, 4));
   CheckNear(seen.at("urgent"), 4, 7);
   // They are there again once theirs is loaded.
   CheckNear(seen.at("g0"), 0, 7 + 4 + 5);
@@ -70,7 +70,7 @@ TEST_CASE("a job of another base model has all of lower priority evicted") {
 TEST_CASE("the group that is harmed the least makes room") {
   GroupView more = Full("a", 10, 20), less = Full("b", 10, 20);
   for (RunningJob& running : more.running) running.priority = 1;
-  const auto seen = Foresee(Crowded({Important(Steps("urgent", 10), 2)}, {more, less}));
+  const auto seen = ForeseeByName(Crowded({Important(Steps("urgent", 10), 2)}, {more, less}));
   CheckNear(seen.at("urgent"), 0, 5);
   CheckNear(seen.at("b1"), 0, 13);  // from 5 s on beside a1, from 10 s on alone
   CheckNear(seen.at("a1"), 0, 10);
@@ -78,7 +78,8 @@ TEST_CASE("the group that is harmed the least makes room") {
 
 TEST_CASE("who is evicted waits in its turn, behind its equals that waited already") {
   QueuedJob equal = Steps("equal", 10);
-  const auto seen = Foresee(Crowded({Important(Steps("urgent", 100)), equal}, {Full("g", 10, 20)}));
+  const auto seen =
+      ForeseeByName(Crowded({Important(Steps("urgent", 100)), equal}, {Full("g", 10, 20)}));
   CheckNear(seen.at("equal"), 5, 10);
   CheckNear(seen.at("g1"), 0, 20);
   CheckNear(seen.at("urgent"), 0, 20 + 60 * 0.3);  // alone from its 40th round on
@@ -88,28 +89,30 @@ TEST_CASE("by points a job takes the place of an equal that has had its time") {
   ClusterView view = Crowded({Steps("waits", 10, 200, 50)}, {Full("g", 100'000, 100'000)});
   view.queue[0].waited_s = 3000;
   for (RunningJob& running : view.groups[0].running) running.running_s = 800;
-  SECTION("once it has waited long enough") { CheckNear(Foresee(view).at("waits"), 600, 605); }
+  SECTION("once it has waited long enough") {
+    CheckNear(ForeseeByName(view).at("waits"), 600, 605);
+  }
   SECTION("once they have had their time") {
     view.policy.minimum_run_s = 2000;
-    CheckNear(Foresee(view).at("waits"), 1200, 1205);
+    CheckNear(ForeseeByName(view).at("waits"), 1200, 1205);
   }
   SECTION("where points are gathered") {
     view.policy.points_per_hour = 0;
-    CHECK(Foresee(view).at("waits").start_s == Approx(50'000));
+    CHECK(ForeseeByName(view).at("waits").start_s == Approx(50'000));
   }
   SECTION("less what its label group runs") {
     view.policy.fair_share = true;
     view.queue[0].label_group = view.groups[0].running[0].label_group = "a";
-    CheckNear(Foresee(view).at("waits"), 600 + 3600, 600 + 3600 + 5);
+    CheckNear(ForeseeByName(view).at("waits"), 600 + 3600, 600 + 3600 + 5);
     view.policy.points_max = 1.5;
-    CHECK(Foresee(view).at("waits").start_s == Approx(50'000));
+    CHECK(ForeseeByName(view).at("waits").start_s == Approx(50'000));
   }
 }
 
 TEST_CASE("jobs of hours share a place by turns, and all end") {
   std::vector<QueuedJob> queue;
   for (int i = 0; i < 6; ++i) queue.push_back(Steps("j" + std::to_string(i), 40'000, 200, 10 + i));
-  const auto seen = Foresee(Crowded(queue, {Full("g", 40'000, 40'000)}));
+  const auto seen = ForeseeByName(Crowded(queue, {Full("g", 40'000, 40'000)}));
   REQUIRE(seen.size() == 8);
   for (int i = 0; i < 6; ++i) {
     const Foreseen& one = seen.at("j" + std::to_string(i));
@@ -124,12 +127,12 @@ TEST_CASE("whom another group has room for is moved there, and goes on") {
   GroupView g = Running("g", "slow", {{200, 10}}), h = Running("h", "slow", {{200, 100}});
   g.budget_bytes = h.budget_bytes = BudgetFor(500, {64, 64});
   ClusterView view = Crowded({Steps("large", 10)}, {g, h});
-  view.queue[0].adapter = Rank(128);
+  view.queue[0].adapter = ShareAdapter(Rank(128));
   view.groups[1].running[0].priority = 5;
   view.policy.minimum_run_s = 0;
   view.queue[0].priority = 1;
   view.queue[0].longest_sequence = 500;
-  const auto seen = Foresee(view);
+  const auto seen = ForeseeByName(view);
   INFO(Text(view));
   CHECK(seen.at("large").start_s == Approx(0).margin(kNear));
   CheckNear(seen.at("g0"), 0, 5);
@@ -149,7 +152,7 @@ TEST_CASE("whom a group has room for is moved there, though others wait for that
   INFO(text);
   REQUIRE(text.find("replace g -> h: g1 for urgent") != std::string::npos);
   // Both of `h` do 100 steps of 0.5 s; it was put out before, and went on when all others had ended.
-  CHECK(Foresee(view).at("g1").end_s == Approx(50).epsilon(0.1));
+  CHECK(ForeseeByName(view).at("g1").end_s == Approx(50).epsilon(0.1));
 }
 
 TEST_CASE("a group is formed again at once for a job beside those that it has") {
@@ -157,7 +160,7 @@ TEST_CASE("a group is formed again at once for a job beside those that it has") 
   view.queue[0].longest_sequence = 900;
   view.policy.evict = false;
   REQUIRE(Text(view).starts_with("reform #1 g 1024/900"));
-  CheckNear(Foresee(view).at("long"), 0, 5);
+  CheckNear(ForeseeByName(view).at("long"), 0, 5);
 }
 
 TEST_CASE(
@@ -169,7 +172,7 @@ TEST_CASE(
   view.queue[0].longest_sequence = 9000;
   view.workers[0].budget_bytes = g.budget_bytes;
   REQUIRE(Text(view).starts_with("replace g -> h: g0 for long"));
-  CheckNear(Foresee(view).at("long"), 2, 5);
+  CheckNear(ForeseeByName(view).at("long"), 2, 5);
 }
 
 // Whatever happens all of them end, and no end is before what a job takes alone.
@@ -185,7 +188,7 @@ TEST_CASE("a job that fits only a larger worker starts once those there can go e
   view.workers[1].budget_bytes = small;
   // Loading takes 2 s on either; a round 0.3 s.
   SECTION("at once, onto an idle worker") {
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     CheckNear(seen.at("long"), 2, 5);
     CheckNear(seen.at("g0"), 0, 32);
   }
@@ -195,7 +198,7 @@ TEST_CASE("a job that fits only a larger worker starts once those there can go e
     both.budget_bytes = large;
     for (RunningJob& job : both.running) job.priority = priority;
     view.groups[0] = both;
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     CheckNear(seen.at("long"), 2, 5);
     CheckNear(seen.at("g0"), 0, 52);
     CheckNear(seen.at("g1"), 0, 52);
@@ -208,18 +211,18 @@ TEST_CASE("a job that fits only a larger worker starts once those there can go e
     view.workers.pop_back();
     view = With(view, {other});
     view.workers[1].budget_bytes = small;
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     CHECK(seen.at("h0").end_s == Approx(6));
     CheckNear(seen.at("long"), 8, 11);
     CHECK(seen.at("g0").end_s == Approx(6 + 2 + 24));
   }
   SECTION("not before the minimum run, of one that was moved") {
     view.groups[0].running[0].moved_s = 890;
-    CHECK(Foresee(view).at("long").start_s == Approx(12));
+    CHECK(ForeseeByName(view).at("long").start_s == Approx(12));
   }
   SECTION("nor where it ends before it would be loaded") {
     view.groups[0].running[0].remaining_steps = 10;
-    CHECK(Foresee(view).at("long").start_s == Approx(5));
+    CHECK(ForeseeByName(view).at("long").start_s == Approx(5));
   }
 }
 
@@ -249,7 +252,7 @@ TEST_CASE("random loads of unlike priorities end") {
     ClusterView view = Crowded(queue, groups, static_cast<double>(below(5)));
     view.policy.fair_share = below(2) > 0;
     view.policy.points_per_hour = static_cast<double>(below(3));
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     REQUIRE(seen.size() == queue.size() + 2 * groups.size());
     for (const QueuedJob& job : queue) {
       const Foreseen& one = seen.at(job.job);
@@ -279,7 +282,7 @@ TEST_CASE("10,000 jobs of hours and of unlike priorities that wait for 64 full w
   }
   const ClusterView view = Crowded(queue, groups, 3);
   const std::clock_t begin = std::clock();  // of this process, whoever else computes
-  const auto seen = Foresee(view);
+  const auto seen = ForeseeByName(view);
   const double took_ms = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::cout << "foresaw 10,000 jobs, " << kLeaversMax << " of them evicted, in " << took_ms
             << " ms\n";

@@ -9,8 +9,8 @@
 #include <random>
 #include <set>
 
-#include "planner/foresight/foresee.h"
 #include "planner/replay/replay.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/replay/fixtures.h"
 
 namespace lorad::planner {
@@ -44,8 +44,8 @@ History Crowd(uint64_t seed) {
 
 struct Asked {
   double at_s = 0;
-  Foresight seen;      // as is
-  Foresight draining;  // by one that evicts nobody
+  ByName seen;      // as is
+  ByName draining;  // by one that evicts nobody
 };
 
 // The errors of forecasts as they are judged (cost/forecast_errors.h).
@@ -66,10 +66,10 @@ struct Asker {
     for (const GroupView& group : view.groups) placed.insert(group.jobs.begin(), group.jobs.end());
     const std::optional<double> now_s = NowOf(view);
     if (!asked && now_s && *now_s > kComeBy + 30) {
-      asked = {*now_s, Foresee(view), {}};
+      asked = {*now_s, ForeseeByName(view), {}};
       ClusterView drains = view;
       drains.policy.evict = false;
-      asked->draining = Foresee(drains);
+      asked->draining = ForeseeByName(drains);
     }
     return Schedule(view);
   }
@@ -145,9 +145,9 @@ TEST_CASE("turns of two base models on one worker are foreseen, whoever overtake
     }
     const History history =
         Of({WithRoomFor(There("w"), 4)}, jobs, static_cast<double>(random() % 10));
-    std::optional<Foresight> seen;
+    std::optional<ByName> seen;
     const auto decide = [&](const ClusterView& view) {
-      if (!seen) seen = Foresee(view);
+      if (!seen) seen = ForeseeByName(view);
       return Schedule(view);
     };
     SchedulePolicy policy;

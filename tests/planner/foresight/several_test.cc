@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/foresight/foresee.h"
+#include "tests/planner/by_name.h"
 
 namespace lorad::planner {
 namespace {
@@ -34,14 +34,14 @@ TEST_CASE("A pipeline is as fast as its slowest stage lets it be") {
   const double share = SlowestShare(SmolLm2(), {{0, 38}, {38, 60}}, 50);
   CHECK(share == Approx(0.5).margin(0.03));
   // A job alone whose steps are one microbatch has one stage wait for the other.
-  CHECK(Foresee(view).at("a").end_s == Approx(10 * 0.3 * share * 2));
+  CHECK(ForeseeByName(view).at("a").end_s == Approx(10 * 0.3 * share * 2));
   // Two jobs overlap, and so do the microbatches of one step.
   view.queue.push_back(job);
   view.queue.back().job = "b";
-  CHECK(Foresee(view).at("a").end_s == Approx(10 * 0.5 * share * 1.2).epsilon(1e-9));
+  CHECK(ForeseeByName(view).at("a").end_s == Approx(10 * 0.5 * share * 1.2).epsilon(1e-9));
   view.queue.pop_back();
   view.queue[0].step_tokens = 4096;
-  CHECK(Foresee(view).at("a").end_s == Approx(10 * (0.4 + 4.096) * share * 5 / 4));
+  CHECK(ForeseeByName(view).at("a").end_s == Approx(10 * (0.4 + 4.096) * share * 5 / 4));
 }
 
 // A round of each takes 0.3 s alone, of several at most as long; forming takes 5 s.
@@ -78,7 +78,7 @@ TEST_CASE("It is foreseen when several workers come together and part") {
   const QueuedJob small = WithSteps(Narrow("small", 101), 100),
                   next = WithSteps(Narrow("next", 102), 1);
   SECTION("one after the other on the same workers") {
-    const auto seen = Foresee(Ahead({u, v}, {Trains("g", {"u", "v"}, wide)}, {large, small}));
+    const auto seen = ForeseeByName(Ahead({u, v}, {Trains("g", {"u", "v"}, wide)}, {large, small}));
     CHECK(seen.at("large").start_s == Approx(seen.at("wide").end_s + 5));
     CHECK(seen.at("small").start_s == Approx(seen.at("large").end_s + 5));
     CHECK(seen.at("small").end_s == Approx(seen.at("small").start_s + 30));
@@ -88,44 +88,44 @@ TEST_CASE("It is foreseen when several workers come together and part") {
                                    {Trains("g", {"u"}, WithSteps(Narrow("short"), 10)),
                                     Trains("h", {"v"}, WithSteps(Narrow("long"), 100))},
                                    {WithSteps(Narrow("ahead", 99), 20), large, next});
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     CHECK(seen.at("ahead").start_s == 0);
     CHECK(seen.at("large").start_s == Approx(seen.at("long").end_s + 5));
     CHECK(seen.at("next").start_s == Approx(seen.at("large").end_s + 5));
   }
   SECTION("those that will be free the soonest, and the third goes on") {
-    const auto seen = Foresee(Ahead({u, v, Busy(Node("w"))},
-                                    {Trains("g", {"u"}, WithSteps(Narrow("long"), 1000)),
-                                     Trains("h", {"v"}, WithSteps(Narrow("short"), 10)),
-                                     Trains("i", {"w"}, WithSteps(Narrow("soon"), 20))},
-                                    {large, next}));
+    const auto seen = ForeseeByName(Ahead({u, v, Busy(Node("w"))},
+                                          {Trains("g", {"u"}, WithSteps(Narrow("long"), 1000)),
+                                           Trains("h", {"v"}, WithSteps(Narrow("short"), 10)),
+                                           Trains("i", {"w"}, WithSteps(Narrow("soon"), 20))},
+                                          {large, next}));
     CHECK(seen.at("large").start_s == Approx(seen.at("soon").end_s + 5));
     CHECK(seen.at("next").start_s == 0);  // beside the long one
   }
   SECTION("two that fall free together, and one that idles goes on meanwhile") {
     const auto seen =
-        Foresee(Ahead({Node("idle"), u, v}, {Trains("g", {"u", "v"}, wide)}, {large, small}));
+        ForeseeByName(Ahead({Node("idle"), u, v}, {Trains("g", {"u", "v"}, wide)}, {large, small}));
     CHECK(seen.at("large").start_s == Approx(seen.at("wide").end_s + 5));
     CHECK(seen.at("small").start_s == Approx(5));
   }
   SECTION("workers without a job are put together at once, and each by itself") {
     GroupView empty = On("g", {"u"}, {}, small);
-    const auto seen = Foresee(Ahead({u, Node("v")}, {empty}, {large}));
+    const auto seen = ForeseeByName(Ahead({u, Node("v")}, {empty}, {large}));
     CHECK(seen.at("large").start_s == Approx(5));
     QueuedJob second = small;
     second.job = "second";
     second.alone = true;
     GroupView both = On("g", {"u", "v"}, {}, wide);
-    const auto parted = Foresee(Ahead({u, v}, {both}, {small, second}));
+    const auto parted = ForeseeByName(Ahead({u, v}, {both}, {small, second}));
     CHECK(parted.at("small").start_s == Approx(5));
     CHECK(parted.at("second").start_s == Approx(5));
     // Their own base model needs nothing loaded.
-    CHECK(Foresee(Ahead({u, v}, {both}, {wide})).at("wide").start_s == 0);
+    CHECK(ForeseeByName(Ahead({u, v}, {both}, {wide})).at("wide").start_s == 0);
   }
   SECTION("a job that is registered for more workers than there are is not foreseen") {
     QueuedJob three = large;
     three.stages = 3;
-    CHECK_FALSE(Foresee(Ahead({u, Node("v")}, {}, {three})).contains("large"));
+    CHECK_FALSE(ForeseeByName(Ahead({u, Node("v")}, {}, {three})).contains("large"));
   }
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("1,000 jobs of one worker and of two on 64") {
     queue.back().alone = i % 5 == 0;
   }
   const std::clock_t begin = std::clock();  // of this process, whoever else computes
-  const auto seen = Foresee(Ahead(workers, {}, queue));
+  const auto seen = ForeseeByName(Ahead(workers, {}, queue));
   const double took_ms = 1e3 * static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   std::cout << "foresaw 1,000 jobs of one worker and of two in " << took_ms << " ms\n";
   CHECK(seen.size() == 1000);

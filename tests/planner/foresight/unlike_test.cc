@@ -2,9 +2,9 @@
 // wherever they are weighed: queued, in a group, evicted, replayed. A step has 200 tokens.
 #include <catch2/catch.hpp>
 
-#include "planner/foresight/foresee.h"
 #include "planner/replay/replay.h"
 #include "planner/schedule/schedule.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/replay/fixtures.h"
 #include "tests/planner/schedule/fixtures.h"
 
@@ -65,7 +65,7 @@ TEST_CASE("a job that waits ends by what its steps compute") {
     INFO(one.what);
     ClusterView view = Weighed({}, {Queued(one, "a", 10)});
     view.workers.push_back({"idle", kBig, {.threads = 2}, true});
-    CHECK(Foresee(view).at("a").end_s == Approx(10 * one.step_s()));
+    CHECK(ForeseeByName(view).at("a").end_s == Approx(10 * one.step_s()));
     // Its evaluations are of its rank, too: half of what as many trained tokens take.
     view.queue[0].evaluations = {
         .parts = 10, .tokens = 2000, .squared_lengths = 10 * one.squared_lengths};
@@ -75,7 +75,8 @@ TEST_CASE("a job that waits ends by what its steps compute") {
             WorkloadOf(200, one.squared_lengths, AdapterParameters(SmolLm2(), Rank(one.rank))), 0);
     const double part_s =
         (kTimes.constant_ms + (kTimes.Ms(one.step(), 0) - optimizer_ms) / 2) / 1000;
-    CHECK(Foresee(view).at("a").end_s == Approx(10 * one.step_s() + 10 * part_s).epsilon(1e-3));
+    CHECK(ForeseeByName(view).at("a").end_s ==
+          Approx(10 * one.step_s() + 10 * part_s).epsilon(1e-3));
   }
 }
 
@@ -87,15 +88,15 @@ TEST_CASE("jobs of a group end by what all of them compute, whoever has left") {
     Workload both = one.step();
     both += kPlain.step();
     const double first_s = 10 * RoundMs(kTimes, both, 1024) / 1000;
-    CHECK(Foresee(view).at("g0").end_s == Approx(first_s));
-    CHECK(Foresee(view).at("g1").end_s == Approx(first_s + 20 * kPlain.step_s()));
+    CHECK(ForeseeByName(view).at("g0").end_s == Approx(first_s));
+    CHECK(ForeseeByName(view).at("g1").end_s == Approx(first_s + 20 * kPlain.step_s()));
     // Lately the one computed, with half of the time of its rounds for something else.
     view.groups[0].computed = 50 * one.step();
     view.groups[0].computed_s = 50 * 2 * one.step_s();
     view.groups[0].jobs.erase(view.groups[0].jobs.begin());
     view.groups[0].adapters.erase(view.groups[0].adapters.begin());
     view.groups[0].running.erase(view.groups[0].running.begin());
-    CHECK(Foresee(view).at("g1").end_s == Approx(30 * 2 * kPlain.step_s()));
+    CHECK(ForeseeByName(view).at("g1").end_s == Approx(30 * 2 * kPlain.step_s()));
   }
 }
 
@@ -106,7 +107,7 @@ TEST_CASE("who is evicted goes on by what its steps compute") {
     view.groups[0].budget_bytes = BudgetFor(500, {one.rank});
     view.workers[0].budget_bytes = view.groups[0].budget_bytes;
     view.queue[0].priority = 1;
-    const auto seen = Foresee(view);
+    const auto seen = ForeseeByName(view);
     CHECK(seen.at("urgent").start_s == Approx(0).margin(1e-6));
     CHECK(seen.at("g0").end_s == Approx(10 * kPlain.step_s() + 20 * one.step_s()));
   }
@@ -129,7 +130,7 @@ TEST_CASE("a replayed job takes what its steps compute, and goes where they comp
     const auto comes = [&](const Unlike& like, const std::string& name, double comes_s = 0,
                            int64_t steps = 10) {
       HistoryJob job = Comes(name, comes_s, steps);
-      job.content.adapter = Rank(like.rank);
+      job.content.adapter = ShareAdapter(Rank(like.rank));
       job.content.step_squared_lengths = like.squared_lengths;
       return job;
     };

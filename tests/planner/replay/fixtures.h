@@ -21,7 +21,7 @@ inline HistoryJob Comes(const std::string& name, double comes_s, int64_t steps,
   job.content.base_model = base_model;
   job.content.model = Shared(SmolLm2());
   job.content.longest_sequence = 100;
-  job.content.adapter = {8, {"q_proj", "v_proj"}};
+  job.content.adapter = ShareAdapter(AdapterShape(8, {"q_proj", "v_proj"}));
   job.content.step_tokens = tokens;
   job.content.remaining_steps = steps;
   job.comes_s = comes_s;
@@ -49,7 +49,7 @@ inline HistoryWorker WithRoomFor(HistoryWorker worker, int64_t jobs) {
   const HistoryJob job = Comes("", 0, 1);
   const GroupShape shape = ShapeAlone(job.content, worker.view.device, kBig, 0);
   const int64_t bytes = BytesOfGroup(SmolLm2(), shape).total() +
-                        jobs * BytesOfSlot(SmolLm2(), job.content.adapter).total();
+                        jobs * BytesOfSlot(SmolLm2(), *job.content.adapter).total();
   worker.view.budget_bytes = bytes + bytes * 2 / 100 + 1;
   return worker;
 }

@@ -48,7 +48,8 @@ History Draw(Random& random) {
               1 + random.Below(900), 50 + random.Below(900), random.Below(3) == 0 ? "n" : "m");
     job.content.priority = static_cast<int32_t>(random.Below(3));
     job.checkpoint_steps = random.Below(60);
-    if (random.Below(4) == 0) job.content.adapter = {4, {"q_proj", "v_proj"}};
+    if (random.Below(4) == 0)
+      job.content.adapter = ShareAdapter(AdapterShape(4, {"q_proj", "v_proj"}));
     jobs.push_back(job);
   }
   History history = Of(std::move(workers), std::move(jobs), static_cast<double>(random.Below(20)));

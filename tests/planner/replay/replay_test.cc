@@ -54,7 +54,7 @@ TEST_CASE("Steps take longer where more is computed again than usual") {
   const HistoryJob job = Comes("a", 0, 10);
   HistoryWorker worker = There("w");
   const int64_t bytes =
-      BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), job.content.adapter).total();
+      BlocksAgain(1024, 100) + BytesOfSlot(SmolLm2(), *job.content.adapter).total();
   worker.view.budget_bytes = bytes + bytes * 2 / 100 + 1;
   CheckEnds(Play(Of({worker}, {job})), {10 * 0.3 * (4.0 / 3) / 1.025});
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/foresight/foresee.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/schedule/timed.h"
 
 namespace lorad::planner {
@@ -63,7 +63,7 @@ TEST_CASE("One that is tried alone is no room, and hides none") {
   ClusterView timed =
       With(Timed({}, {Steps("x", 100, 200, 0, "n")}), {Running("g", "slow", {{200, 1000}})});
   TryAlone(timed.groups[0]);
-  const Foresight foresight = Foresee(timed);
+  const ByName foresight = ForeseeByName(timed);
   REQUIRE(foresight.contains("g0"));
   CHECK(foresight.at("g0").end_s == Approx(300));
   CHECK(foresight.at("x").start_s == Approx(300));

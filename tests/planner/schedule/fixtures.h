@@ -48,7 +48,7 @@ inline GroupView Group(const std::string& name, const std::string& base, int64_t
 inline QueuedJob Job(const std::string& name, int32_t priority, int64_t waited_s = 0,
                      const std::string& label_group = "", int64_t rank = 64,
                      int64_t arrival = 100) {
-  QueuedJob job{name, "m", Shared(SmolLm2()), priority, arrival, 100, Rank(rank)};
+  QueuedJob job{name, "m", Shared(SmolLm2()), priority, arrival, 100, ShareAdapter(Rank(rank))};
   job.waited_s = waited_s;
   job.step_tokens = 200;
   job.label_group = label_group;

@@ -176,7 +176,7 @@ class Site {
     const auto add = [&](const std::string& name, bool coming) {
       const JobState& job = jobs_.at(name);
       view.jobs.push_back(name);
-      view.adapters.push_back(job.content.adapter);
+      view.adapters.push_back(*job.content.adapter);
       RunningJob& running = view.running.emplace_back();
       running.priority = job.content.priority;
       running.arrival = job.content.arrival;
@@ -313,7 +313,7 @@ class Site {
       for (const std::set<std::string>* jobs : {&group.jobs, &group.coming}) {
         for (const std::string& job : *jobs) {
           bytes +=
-              BytesOfSlot(SmolLm2(), jobs_.at(job).content.adapter, group.shape.device).total();
+              BytesOfSlot(SmolLm2(), *jobs_.at(job).content.adapter, group.shape.device).total();
         }
       }
       REQUIRE(Fits(bytes, workers_.at(group.worker).view.budget_bytes));

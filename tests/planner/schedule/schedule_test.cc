@@ -21,7 +21,7 @@ AdapterShape Rank(int64_t rank) { return {rank, {"q_proj", "v_proj"}}; }
 
 QueuedJob Job(const std::string& name, const std::string& base, int64_t arrival,
               int64_t longest = 100, int64_t rank = 8, int32_t priority = 0) {
-  return {name, base, Shared(SmolLm2()), priority, arrival, longest, Rank(rank)};
+  return {name, base, Shared(SmolLm2()), priority, arrival, longest, ShareAdapter(Rank(rank))};
 }
 
 WorkerView Idle(const std::string& name, int64_t budget = kBig) {
@@ -306,7 +306,7 @@ TEST_CASE("Random clusters: budgets hold, groups are of one base model, all jobs
         for (const std::string& name : decision.jobs) {
           REQUIRE(jobs[name].base_model == decision.base_model);
           REQUIRE(jobs[name].longest_sequence <= decision.shape.longest_sequence);
-          bytes += BytesOfSlot(SmolLm2(), jobs[name].adapter).total();
+          bytes += BytesOfSlot(SmolLm2(), *jobs[name].adapter).total();
         }
         for (const WorkerView& worker : view.workers) {
           if (worker.name == decision.worker) REQUIRE(Fits(bytes, worker.budget_bytes));

@@ -73,7 +73,7 @@ inline GroupView On(const std::string& name, const std::vector<std::string>& wor
   }
   for (const QueuedJob& job : jobs) {
     group.jobs.push_back(job.job);
-    group.adapters.push_back(job.adapter);
+    group.adapters.push_back(*job.adapter);
     group.running.push_back({.priority = job.priority,
                              .arrival = job.arrival,
                              .running_s = 10,

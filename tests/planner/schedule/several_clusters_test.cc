@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/foresight/foresee.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/schedule/several.h"
 
 namespace lorad::planner {
@@ -50,7 +50,7 @@ class World {
       for (const Decision& decision : decisions) text += ToText(decision) + "\n";
       for (const Decision& decision : Schedule(view)) again += ToText(decision) + "\n";
       REQUIRE(text == again);
-      const auto foreseen = Foresee(view);
+      const auto foreseen = ForeseeByName(view);
       for (const QueuedJob& job : view.queue) {
         INFO("job " << job.job);
         REQUIRE(foreseen.at(job.job).end_s > foreseen.at(job.job).start_s);
@@ -163,7 +163,7 @@ class World {
     for (const StageRange& range : ranges) {
       int64_t bytes = BytesOfGroup(*first.model, group.formed.shape, range).total();
       for (const std::string& job : group.jobs) {
-        bytes += BytesOfSlot(*first.model, jobs_.at(job).content.adapter, kCpu, range).total();
+        bytes += BytesOfSlot(*first.model, *jobs_.at(job).content.adapter, kCpu, range).total();
       }
       REQUIRE(Fits(bytes, HalfBudget()));
     }

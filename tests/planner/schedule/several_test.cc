@@ -166,7 +166,7 @@ TEST_CASE("Why a job that needs several workers waits") {
   const GroupView narrow = On("g", {"v"}, {Narrow("x")}, Narrow("x"));
   const std::vector<WorkerView> both = {Node("u"), Busy(Node("v"))};
   for (int64_t rank = 64; Text(Of(both, {narrow}, {high})).find("wait") != 0; rank += 64) {
-    high.adapter = Rank(rank);
+    high.adapter = ShareAdapter(Rank(rank));
     REQUIRE(rank < 10'000);
   }
   CHECK(why(Of(both, {narrow}, {high}))
@@ -299,7 +299,7 @@ TEST_CASE("Several workers have room for microbatches as long as fit, whatever t
       worker.numerics_id = "n";
       workers.push_back(worker);
     }
-    QueuedJob job{"a", "m", Shared(Llama8B()), 0, 1, 1024, {16, {"q_proj", "v_proj"}}};
+    QueuedJob job{"a", "m", Shared(Llama8B()), 0, 1, 1024, ShareAdapter(Rank(16))};
     job.stages = stages;
     job.step_tokens = step_tokens;
     const Decision decision = Schedule(Of(workers, {}, {job})).at(0);

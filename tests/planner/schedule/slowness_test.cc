@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "planner/foresight/foresee.h"
+#include "tests/planner/by_name.h"
 #include "tests/planner/schedule/several.h"
 #include "tests/planner/schedule/timed.h"
 
@@ -149,19 +149,19 @@ TEST_CASE("ends are foreseen by how slow a worker is, and a pace that was measur
   ClusterView view = With(Timed({}, {Steps("other", 10, 200, 1, "n")}),
                           {Running("g", "slow", {{200, 10}, {200, 20}})});
   view.workers[0].slowness = 3;
-  auto seen = Foresee(view);  // rounds of 500 and then of 300 ms, three times as long
+  auto seen = ForeseeByName(view);  // rounds of 500 and then of 300 ms, three times as long
   CHECK(seen.at("g0").end_s == Approx(15));
   CHECK(seen.at("g1").end_s == Approx(24));
   CHECK(seen.at("other").end_s - seen.at("other").start_s == Approx(9));
   view.groups[0].computed = 400;
   view.groups[0].computed_s = 1;  // a round a second
-  seen = Foresee(view);
+  seen = ForeseeByName(view);
   CHECK(seen.at("g0").end_s == Approx(10));
   CHECK(seen.at("g1").end_s == Approx(16));
   CHECK(seen.at("other").end_s - seen.at("other").start_s == Approx(9));
   ClusterView idle = Timed({IdleOn("w")}, {Steps("a", 10)}, 4);
   idle.workers[0].slowness = 3;
-  CHECK(Foresee(idle).at("a").end_s == Approx(4 + 9));
+  CHECK(ForeseeByName(idle).at("a").end_s == Approx(4 + 9));
 }
 
 TEST_CASE("a group of several workers is as slow as the slowest of them") {
@@ -171,7 +171,7 @@ TEST_CASE("a group of several workers is as slow as the slowest of them") {
     view.workers[0].slowness = a;
     view.workers[1].slowness = b;
     view.times[{"large", ""}] = {100, 1, 0};
-    return Foresee(view).at("x").end_s;
+    return ForeseeByName(view).at("x").end_s;
   };
   CHECK(end_s(1, 1) > 0);
   CHECK(end_s(1, 3) == Approx(3 * end_s(1, 1)));

@@ -205,7 +205,7 @@ class Site {
   static void Join(GroupView& group, const std::vector<QueuedJob>& jobs, const std::string& name) {
     const QueuedJob& job = *std::ranges::find(jobs, name, &QueuedJob::job);
     group.jobs.push_back(name);
-    group.adapters.push_back(job.adapter);
+    group.adapters.push_back(*job.adapter);
     RunningJob& running = group.running.emplace_back();
     running.longest_sequence = job.longest_sequence;
     running.step_tokens = job.step_tokens;

@@ -20,7 +20,7 @@ int64_t GiB(double count) { return static_cast<int64_t>(count * (int64_t{1} << 3
 
 QueuedJob LlamaJob(const std::string& name, int64_t arrival, int64_t longest = 1024,
                    int64_t rank = 16) {
-  QueuedJob job{name, "m", Shared(Llama8B()), 0, arrival, longest, {rank, {"q_proj", "v_proj"}}};
+  QueuedJob job{name, "m", Shared(Llama8B()), 0, arrival, longest, ShareAdapter(Rank(rank))};
   job.step_tokens = 4096;
   return job;
 }
@@ -28,13 +28,13 @@ QueuedJob LlamaJob(const std::string& name, int64_t arrival, int64_t longest = 1
 // On all seven linears.
 QueuedJob LargeJob(const std::string& name, int64_t arrival, int64_t rank) {
   QueuedJob job = LlamaJob(name, arrival, 1024, rank);
-  job.adapter = {rank,
-                 {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}};
+  job.adapter = ShareAdapter(AdapterShape(
+      rank, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
   return job;
 }
 
 int64_t SlotBytes(const QueuedJob& job) {
-  return BytesOfSlot(*job.model, job.adapter, kGpu).total();
+  return BytesOfSlot(*job.model, *job.adapter, kGpu).total();
 }
 
 GroupShape GpuShape(int64_t capacity, int64_t longest) {
@@ -55,7 +55,7 @@ GroupView LlamaGroup(const GroupShape& shape, int64_t budget, const std::vector<
   GroupView group{"g", "m", Shared(Llama8B()), shape, budget, true, {}, {}};
   for (const QueuedJob& job : jobs) {
     group.jobs.push_back(job.job);
-    group.adapters.push_back(job.adapter);
+    group.adapters.push_back(*job.adapter);
     group.running.push_back({.priority = job.priority,
                              .arrival = job.arrival,
                              .running_s = 10000,
@@ -72,7 +72,7 @@ std::string TextOf(const ClusterView& view) {
 }
 
 TEST_CASE("A group formed for one job has as long microbatches as leave room for company") {
-  const QueuedJob small{"a", "m", Shared(SmolLm2()), 0, 1, 100, Rank(8)};
+  const QueuedJob small{"a", "m", Shared(SmolLm2()), 0, 1, 100, ShareAdapter(Rank(8))};
   QueuedJob small_long = small;
   small_long.longest_sequence = 3000;
   const QueuedJob llama = LlamaJob("a", 1, 2048);
@@ -110,7 +110,7 @@ TEST_CASE("A group formed for one job has as long microbatches as leave room for
     CHECK(shape.capacity_tokens == c.capacity);
     CHECK(shape.recomputation == c.recomputation);
     if (c.said > 0 || c.capacity <= std::max(kMicrobatchTokens, c.job.longest_sequence)) continue;
-    const int64_t slot = BytesOfSlot(*c.job.model, c.job.adapter, c.device).total();
+    const int64_t slot = BytesOfSlot(*c.job.model, *c.job.adapter, c.device).total();
     CHECK(Fits(BytesOfGroup(*c.job.model, shape).total() + kAdaptersOfGpu * slot, c.budget));
   }
 }

@@ -119,7 +119,7 @@ class World {
       for (const std::string& name : worker.jobs) {
         const JobState& job = jobs_.at(name);
         group.jobs.push_back(name);
-        group.adapters.push_back(job.content.adapter);
+        group.adapters.push_back(*job.content.adapter);
         group.running.push_back({job.content.priority, job.content.arrival, job.running_s, 100, 200,
                                  job.content.label_group, job.leaving});
         group.running.back().moved_s = job.moved_s;
@@ -128,7 +128,7 @@ class World {
       for (const auto& [name, job] : jobs_) {
         if (job.to != worker.group || !job.leaving) continue;
         group.jobs.push_back(name);
-        group.adapters.push_back(job.content.adapter);
+        group.adapters.push_back(*job.content.adapter);
         group.running.push_back({job.content.priority, job.content.arrival, 0, 100, 200,
                                  job.content.label_group, false});
         group.running.back().coming = true;
@@ -212,7 +212,7 @@ class World {
       if (worker.group.empty()) continue;
       int64_t bytes = BytesOfGroup(SmolLm2(), {1024, 500, {.threads = 2}}).total();
       for (const std::string& name : worker.jobs) {
-        bytes += BytesOfSlot(SmolLm2(), jobs_.at(name).content.adapter).total();
+        bytes += BytesOfSlot(SmolLm2(), *jobs_.at(name).content.adapter).total();
       }
       REQUIRE(Fits(bytes, worker.budget));
     }

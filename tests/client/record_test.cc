@@ -144,7 +144,7 @@ TEST_CASE("A recorded history is read back") {
   CHECK(a.content.step_tokens == 200);
   CHECK(a.content.step_squared_lengths == 50'000);
   CHECK(a.content.longest_sequence == 300);
-  CHECK(a.content.adapter == planner::AdapterShape(8, {"qkv_proj"}));
+  CHECK(*a.content.adapter == planner::AdapterShape(8, {"qkv_proj"}));
   CHECK(a.content.priority == 3);
   CHECK(a.content.label_group == "math");
   CheckShape(*a.content.model);
@@ -185,7 +185,7 @@ TEST_CASE("Of a job with patterns each projection's ranks and layers are recorde
     expected.parts.push_back({target, rank, layers});
   }
   record.Take(job);
-  CHECK(Read(record).history.jobs.at(0).content.adapter == expected);
+  CHECK(*Read(record).history.jobs.at(0).content.adapter == expected);
 }
 
 TEST_CASE("The settings that decided are recorded, and whose values share") {

@@ -302,7 +302,7 @@ bool Idleness::FindRoom(const Workers& idle, const v1::Job& job) const {
   queued.base_model = job.base_model();
   queued.model = std::make_shared<const planner::ModelShape>(ModelNamed(job.base_model()).shape);
   queued.longest_sequence = site_.LongestRowOf(job);
-  queued.adapter = server::ShapeOfAdapter(job.adapter());
+  queued.adapter = planner::ShareAdapter(server::ShapeOfAdapter(job.adapter()));
   for (const planner::Decision& decision : planner::Schedule(view)) {
     if (decision.kind == planner::Decision::Kind::kFormGroup) return true;
   }

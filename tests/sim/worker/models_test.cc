@@ -14,7 +14,7 @@ namespace {
 planner::QueuedJob JobOn(const BaseModel& model) {
   planner::QueuedJob job;
   job.model = std::make_shared<const planner::ModelShape>(model.shape);
-  job.adapter = {4, {"q_proj"}};
+  job.adapter = planner::ShareAdapter(planner::AdapterShape(4, {"q_proj"}));
   job.longest_sequence = 60;
   return job;
 }

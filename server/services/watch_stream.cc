@@ -2,6 +2,7 @@
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <variant>
@@ -111,7 +112,7 @@ void WatchStream::Begin() {
   if (revision_ == 0) return AskForPage();
   const absl::Status status = log.CheckStore(request_.resume_from_store());
   if (!status.ok()) return End(status);
-  following_ = true;
+  following_ = present_told_ = true;
   // The client knows that it is heard, also where nothing happens.
   StartSendInitialMetadata();
   GoOn();
@@ -135,7 +136,8 @@ void WatchStream::TakePage(const JobSnapshot& page) {
   if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) {
     following_ = true;
     revision_ = present_;
-    if (silence_) AddBookmark();
+    whole_at_ = std::max(present_, page.newest);
+    if (revision_ >= whole_at_) EndPresent();
   }
   GoOn();
 }
@@ -158,6 +160,12 @@ void WatchStream::Take(RevisionLog::Found found) {
     const int64_t revision = change->revision;
     Add(Shared(std::move(change)), revision);
   }
+  if (revision_ >= whole_at_) EndPresent();
+}
+
+// Every job was told as it is, or as it was when it went.
+void WatchStream::EndPresent() {
+  if (silence_ && !std::exchange(present_told_, true)) AddBookmark();
 }
 
 void WatchStream::Look() { GoOn(); }
@@ -194,8 +202,8 @@ void WatchStream::AddBookmark() {
 
 void WatchStream::OnSilence() {
   silence_runs_ = false;
-  // Else it is told more already, or ends.
-  if (revision_ <= told_ || !backend_.watch_hub.Leave(this)) return;
+  // Else it is told more already, or ends; or jobs that the present state left out are yet to come.
+  if (revision_ <= told_ || !present_told_ || !backend_.watch_hub.Leave(this)) return;
   AddBookmark();
   GoOn();
 }

@@ -43,6 +43,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void GoOn();
   // Waits for news, and meanwhile for the time of a bookmark.
   void Rest();
+  void EndPresent();
   void AddBookmark();
   void OnSilence();
   // The bytes of a response, and the store's identity behind them.
@@ -63,7 +64,9 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   std::deque<grpc::ByteBuffer> messages_;  // that wait; the first is being written
   int64_t revision_ = 0;                   // sent, or not asked for, up to here
   int64_t told_ = 0;                       // the client knows that it may resume from here
-  int64_t present_ = 0;                    // the present state is that up to here
+  int64_t present_ = 0;                    // the present state is that up to here,
+  int64_t whole_at_ = 0;                   // and what it left out comes up to here
+  bool present_told_ = false;              // both: the first bookmark says so
   bool following_ = false;                 // the log; else pages of the present state
   bool silence_runs_ = false;
   bool ended_ = false;

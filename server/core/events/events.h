@@ -94,6 +94,8 @@ struct SnapshotJobs {
 
 struct JobSnapshot {
   std::vector<v1::Job> jobs;  // by ascending revision
+  // Of any job. What was left out is told by the time that the log has come so far.
+  int64_t newest = 0;
 };
 
 // -> GetTrace: the trace without its bars, and the moments that they are made of.

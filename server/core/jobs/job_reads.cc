@@ -185,6 +185,7 @@ void JobTable::On(uint64_t request, const SnapshotJobs& content) const {
   if (!some.ok()) return turn_.Fail(request, some.status());
   const std::map<int64_t, int64_t>& among = all ? by_revision_ : *some;
   JobSnapshot snapshot;
+  snapshot.newest = by_revision_.empty() ? 0 : by_revision_.rbegin()->first;
   for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
     if (entry->first > content.up_to) break;
     if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;

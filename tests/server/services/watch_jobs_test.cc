@@ -271,6 +271,26 @@ TEST_CASE_METHOD(BookmarkFixture, "bookmarks: behind the present state, and in s
   again.TryCancel();
 }
 
+TEST_CASE_METHOD(BookmarkFixture, "who changes as a watch begins is told before its bookmark") {
+  driver.answer = [](const Request&) -> absl::StatusOr<ReplyValue> {
+    return ReplyValue(JobSnapshot{.jobs = {Named("b", 3)}, .newest = 12});
+  };
+  v1::WatchJobsRequest request;
+  request.set_live_only(true);
+  request.set_bookmarks(true);
+  Context context;
+  auto reader = stub->WatchJobs(&context, request);
+  CHECK(Next(*reader) == "b@3");
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(400));  // the core has them, the log not yet
+  Tell("c", 11);
+  CHECK(Next(*reader) == "c@11");
+  Tell("a", 12);
+  CHECK(Next(*reader) == "a@12");
+  CHECK(Next(*reader) == "@12");
+  context.TryCancel();
+}
+
 TEST_CASE_METHOD(BookmarkFixture, "who asks for no bookmarks gets none") {
   Context context;
   auto reader = Resume(context, 10, kStore, {"c"});

@@ -12,6 +12,7 @@
 
 #include "planner/foresight/line.h"
 #include "planner/foresight/place.h"
+#include "planner/foresight/record.h"
 #include "planner/schedule/shapes.h"
 
 namespace lorad::planner {
@@ -20,10 +21,7 @@ namespace {
 class Simulation {
  public:
   explicit Simulation(const ClusterView& view)
-      : round_(view),
-        line_(round_, kLeaversMax),
-        foreseen_(view.queue.size(), {.start_s = kNever, .end_s = kNever}),
-        original_(view.queue.size()) {
+      : round_(view), line_(round_, kLeaversMax), record_(view.queue.size()) {
     for (const WorkerView& worker : view.workers) {
       if (!worker.idle) round_.idle.push_back({&worker, round_.KindOf(worker)});
     }
@@ -64,7 +62,7 @@ class Simulation {
       }
       if (was_last) LookForRoom(at_s);
     }
-    return Seen();
+    return record_.Take();
   }
 
  private:
@@ -112,27 +110,14 @@ class Simulation {
     };
     place.open = group.open || std::ranges::all_of(place.workers, takes);
     for (size_t i = 0; i < place.trainees.size(); ++i) {
-      place.trainees[i]->number = foreseen_.size();
-      foreseen_.push_back({.start_s = 0, .end_s = kNever});
-      running_.push_back(place.group.members[i].job);
+      place.trainees[i]->number = record_.AddRunning(place.group.members[i].job);
     }
-  }
-
-  Foresight Seen() {
-    Foresight seen;
-    for (size_t i = 0; i < running_.size(); ++i) {
-      Foreseen& job = seen.running[std::move(running_[i])];
-      job.end_s = std::max(job.end_s, foreseen_[original_ + i].end_s);
-    }
-    foreseen_.resize(original_);
-    seen.waiting = std::move(foreseen_);
-    return seen;
   }
 
   void EndFirst(Place& place, double now_s) {
     place.rounds = place.trainees[place.NextToEnd()]->last_round;
     place.now_s = now_s;
-    foreseen_[place.Remove(place.NextToEnd()).trainee->number].end_s = now_s;
+    record_.End(place.Remove(place.NextToEnd()).trainee->number, now_s);
   }
 
   // The first that could run alone on the place, or on one of its workers.
@@ -160,11 +145,11 @@ class Simulation {
 
   void Join(Place& place, size_t job) {
     const Waiter& waiter = round_.queue[job];
-    const size_t number = job < original_
+    const size_t original = round_.view.queue.size();
+    const size_t number = job < original
                               ? static_cast<size_t>(waiter.job - round_.view.queue.data())
-                              : put_back_[job - original_];
-    Foreseen& foreseen = foreseen_[number];
-    foreseen.start_s = std::min(foreseen.start_s, place.now_s);  // who began before goes on
+                              : put_back_[job - original];
+    record_.Start(number, place.now_s);
     place.Join(round_, waiter, number);
     line_.Leave(job);
   }
@@ -502,24 +487,11 @@ class Simulation {
   std::vector<size_t> kept_for_;  // by worker, the job of the queue; kNobody: for none
   bool several_ = false;          // some places or jobs are of several workers
   std::vector<Place*> changed_;   // that may take jobs by what has just ended
-  // By number: those of the view's queue, then those that train at first.
-  std::vector<Foreseen> foreseen_;
-  std::vector<std::string> running_;  // names of the latter
-  size_t original_;                   // so many did the queue have
-  std::vector<size_t> put_back_;      // numbers of who came into the queue since, in its order
+  Record record_;
+  std::vector<size_t> put_back_;  // numbers of who came into the queue since, in its order
 };
 
 }  // namespace
-
-const Foreseen* Foresight::Find(const ClusterView& view, const std::string& job) const {
-  if (const auto found = running.find(job); found != running.end()) {
-    return found->second.end_s < kNever ? &found->second : nullptr;
-  }
-  const auto queued = std::ranges::find(view.queue, job, &QueuedJob::job);
-  if (queued == view.queue.end()) return nullptr;
-  const Foreseen& seen = waiting[static_cast<size_t>(queued - view.queue.begin())];
-  return seen.end_s < kNever ? &seen : nullptr;
-}
 
 Foresight Foresee(const ClusterView& view) { return Simulation(view).Run(); }
 

@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import json
 import os
+import pathlib
 import pty
 import random
 import re
@@ -62,6 +63,15 @@ class Terminal:
                 break
         assert all(text in self.drawn for text in texts), (texts, self.drawn[-2000:])
 
+    def until_it_stands(self, again, seconds=60):
+        """As a shell waits before it says "Stopped"; where the system stops no group that has no shell, until it has drawn `again`."""
+        end = time.monotonic() + seconds
+        stat = pathlib.Path(f"/proc/{self.program.pid}/stat")
+        while again not in self.drawn and not select.select([self.ours], [], [], 0.01)[0]:
+            if stat.read_text().rpartition(")")[2].split()[0] == "T":
+                return
+            assert time.monotonic() < end, self.drawn[-2000:]
+
 
 def test_top_stays_up_to_date():
     """On a terminal `lora top`, like `lora watch` without ids, outlives the daemon and ends well at Ctrl-C."""
@@ -102,6 +112,7 @@ def test_a_live_table_that_is_stopped():
         top.until("\x1b[?1049h", "0 workers")
         top.program.send_signal(signal.SIGTSTP)
         top.until("\x1b[?25h\x1b[?1049l")
+        top.until_it_stands("\x1b[?1049h")
         top.program.send_signal(signal.SIGCONT)
         if "\x1b[?1049h" not in top.drawn:  # at once where the system stops no group that has no shell
             top.until("\x1b[?1049h", "\x1b[?25l", "0 workers")

@@ -163,7 +163,8 @@ class JobsService final : public Base {
     return call->Ask(page, [this, call, page, response](Question::Answer answer) mutable {
       if (!answer.ok()) return (void)call->End(answer.status());
       auto& jobs = std::get<v1::ListJobsResponse>(*answer);
-      if (jobs.ByteSizeLong() > kPageBytesMax && page.page_size() > 1) {
+      const bool may_be_large = page.view() != v1::ListJobsRequest::SUMMARY;
+      if (may_be_large && page.page_size() > 1 && jobs.ByteSizeLong() > kPageBytesMax) {
         page.set_page_size(std::max(1, page.page_size() / 4));  // jobs with many labels
         return (void)ListPage(call, std::move(page), response);
       }

@@ -179,8 +179,11 @@ Reader::Answer Reader::operator()(const v1::ListJobsRequest& request) {
       page.set_next_page_token(MakePageToken(scope, absl::StrCat(last)));
       break;
     }
-    const bool summary = request.view() == v1::ListJobsRequest::SUMMARY;
-    *page.add_jobs() = summary ? SummaryOf(record.job()) : record.job();
+    if (request.view() == v1::ListJobsRequest::SUMMARY) {
+      Summarize(record.job(), *page.add_jobs());
+    } else {
+      *page.add_jobs() = record.job();
+    }
     last = record.order();
   }
   return ReplyValue(std::move(page));

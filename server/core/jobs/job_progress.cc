@@ -69,13 +69,15 @@ void SetStalled(std::string why, v1::Job* job) {
   job->clear_seconds_left();
 }
 
-v1::Job SummaryOf(const v1::Job& job) {
-  v1::Job summary;
-  summary.set_name(job.name());
-  summary.set_display_name(job.display_name());
-  summary.set_base_model(job.base_model());
-  summary.set_training_dataset(job.training_dataset());
-  summary.set_validation_dataset(job.validation_dataset());
+void Summarize(const v1::Job& job, v1::Job& summary) {
+  const auto copy = [&](const std::string& text, std::string* (v1::Job::*to)()) {
+    if (!text.empty()) *(summary.*to)() = text;  // or else it costs an allocation
+  };
+  copy(job.name(), &v1::Job::mutable_name);
+  copy(job.display_name(), &v1::Job::mutable_display_name);
+  copy(job.base_model(), &v1::Job::mutable_base_model);
+  copy(job.training_dataset(), &v1::Job::mutable_training_dataset);
+  copy(job.validation_dataset(), &v1::Job::mutable_validation_dataset);
   summary.mutable_adapter()->set_rank(job.adapter().rank());
   summary.set_priority(job.priority());
   summary.set_state(job.state());
@@ -95,11 +97,10 @@ v1::Job SummaryOf(const v1::Job& job) {
     summary.set_initial_validation_loss(job.initial_validation_loss());
   }
   if (job.has_seconds_left()) summary.set_seconds_left(job.seconds_left());
-  summary.set_group(job.group());
+  copy(job.group(), &v1::Job::mutable_group);
   summary.set_attempts(job.attempts());
   summary.set_last_checkpoint_step(job.last_checkpoint_step());
-  summary.set_stalled(job.stalled());
-  return summary;
+  copy(job.stalled(), &v1::Job::mutable_stalled);
 }
 
 }  // namespace lorad::server

@@ -29,7 +29,7 @@ void ShowCheckpoint(records::JobRecord& record);
 // It waits where it is: it has no speed and no end.
 void SetStalled(std::string why, v1::Job* job);
 
-// The part of it that ListJobsRequest::SUMMARY keeps.
-v1::Job SummaryOf(const v1::Job& job);
+// Sets the part of it that ListJobsRequest::SUMMARY keeps. REQUIRES: the summary is empty.
+void Summarize(const v1::Job& job, v1::Job& summary);
 
 }  // namespace lorad::server

@@ -141,8 +141,9 @@ void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
     if (job && filter->Matches(*job)) {
       if (response.jobs_size() == page_size) break;
       if (content.view() == v1::ListJobsRequest::SUMMARY) {
-        *response.add_jobs() = SummaryOf(*job);
-        ShowStalled(entry->second.job, response.mutable_jobs(response.jobs_size() - 1));
+        v1::Job& summary = *response.add_jobs();
+        Summarize(*job, summary);
+        ShowStalled(entry->second.job, &summary);
       } else if (entry->second.job) {
         *response.add_jobs() = View(*entry->second.job);
       } else {

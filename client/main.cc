@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -36,14 +37,20 @@ absl::Status SayWhatIsNoText(absl::Status status, int argc, char** argv) {
   return status;
 }
 
-// Says what is wrong, if anything is.
-int End(const lorad::client::Session& session, const absl::Status& status) {
+// Says what is wrong, if anything is, and leaves: connections and memory are not taken apart first,
+// which would take as long as many a command.
+[[noreturn]] void End(const lorad::client::Session& session, absl::Status status) {
+  std::cout.flush();
+  if (status.ok() && !std::cout.good()) {
+    status = lorad::client::Error("OUTPUT_LOST", "stdout cannot be written; is its disk full?");
+  }
   if (!status.ok() && session.json) {
     lorad::client::PrintErrorJson(status, std::cerr);
   } else if (!status.ok()) {
     lorad::client::PrintError(status, std::cerr);
   }
-  return lorad::client::ExitStatus(status);
+  std::cerr.flush();
+  std::_Exit(lorad::client::ExitStatus(status));
 }
 
 }  // namespace
@@ -84,21 +91,19 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
-    return app.exit(help);
+    app.exit(help);
+    End(session, absl::OkStatus());
   } catch (const CLI::ParseError& wrong) {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     // What stands behind the mistake is not parsed.
     session.json = std::ranges::count(arguments, "--json") > 0;
-    return End(session, client::UsageError(app, wrong, arguments));
+    End(session, client::UsageError(app, wrong, arguments));
   }
   if (session.action == nullptr) {
     const auto chosen = app.get_subcommands();
     const std::string group = chosen.empty() ? "" : absl::StrCat(" ", chosen[0]->get_name());
-    return End(session, client::Error("USAGE", absl::StrCat("a command is missing; see `lora",
-                                                            group, " --help`")));
+    End(session,
+        client::Error("USAGE", absl::StrCat("a command is missing; see `lora", group, " --help`")));
   }
-  const absl::Status status = SayWhatIsNoText(session.action(), argc, argv);
-  std::cout.flush();
-  if (!status.ok() || std::cout.good()) return End(session, status);
-  return End(session, client::Error("OUTPUT_LOST", "stdout cannot be written; is its disk full?"));
+  End(session, SayWhatIsNoText(session.action(), argc, argv));
 }

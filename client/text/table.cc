@@ -7,10 +7,10 @@
 #include <cassert>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/time.h"
 #include "client/text/width.h"
 
 namespace lorad::client {
@@ -19,6 +19,8 @@ namespace {
 // Of a column that is cut.
 constexpr std::size_t kLeastWidth = 12;
 constexpr std::size_t kReadable = 36;  // some words of a sentence
+
+constexpr std::size_t kWriteBytes = 1 << 16;  // what a pipe holds
 
 bool IsNumber(const std::string& cell) {
   return !cell.empty() && (cell == "-" || (cell[0] >= '0' && cell[0] <= '9'));
@@ -41,103 +43,125 @@ std::vector<std::string> Wrapped(std::string text, std::size_t columns) {
 
 }  // namespace
 
-void Table::Add(std::vector<std::string> cells) {
-  assert(cells.size() == rows_[0].size());
-  rows_.push_back(std::move(cells));
+Table::Table(const std::vector<std::string>& heads) {
+  columns_.resize(heads.size());
+  for (std::size_t i = 0; i < heads.size(); ++i) columns_[i].index = i;
+  Add(heads);
+  for (Column& column : columns_) column.right = true;
+}
+
+void Table::Add(const std::vector<std::string>& cells) {
+  assert(cells.size() == columns_.size());
+  for (Column& column : columns_) {
+    const std::string& cell = cells[column.index];
+    text_ += cell;
+    const std::size_t width = WidthOf(cell);
+    cells_.push_back({static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(width)});
+    column.width = std::max(column.width, width);
+    column.right = column.right && IsNumber(cell);
+  }
 }
 
 std::vector<Table::Column> Table::Columns() const {
-  std::vector<Column> columns;
-  for (std::size_t i = 0; i < rows_[0].size(); ++i) {
-    Column column{i, 0, numbers_right_ && rows_.size() > 1};
-    for (std::size_t row = 0; row < rows_.size(); ++row) {
-      column.width = std::max(column.width, WidthOf(rows_[row][i]));
-      if (row > 0 && !IsNumber(rows_[row][i])) column.right = false;
-    }
-    columns.push_back(column);
-  }
+  std::vector<Column> columns = columns_;
+  for (Column& column : columns) column.right = column.right && numbers_right_ && rows() > 1;
   return columns;
 }
 
-std::string Table::Line(const std::vector<std::string>& row,
-                        const std::vector<Column>& columns) const {
-  std::string line;
-  for (const Column& column : columns) {
-    if (&column != &columns.front()) line += "  ";
-    const std::string& cell = row[column.index];
-    const std::size_t width = WidthOf(cell);
-    if (width > column.width) {
-      const std::string cut = CutToWidth(cell, column.width);
-      line += cut;
-      line.append(column.width - WidthOf(cut), ' ');
-      continue;
-    }
-    if (column.right) line.append(column.width - width, ' ');
-    line += cell;
-    if (!column.right) line.append(column.width - width, ' ');
-  }
-  line.erase(line.find_last_not_of(' ') + 1);
-  return line;
+absl::string_view Table::TextOf(std::size_t row, std::size_t column) const {
+  const std::size_t i = row * columns_.size() + column;
+  const std::size_t begin = i == 0 ? 0 : cells_[i - 1].end;
+  return absl::string_view(text_).substr(begin, cells_[i].end - begin);
 }
 
-void Table::Print(std::ostream& out) const {
-  const std::vector<Column> columns = Columns();
-  std::string text;
-  for (const auto& row : rows_) text += Line(row, columns) + '\n';
-  out << text;
+void Table::AddLine(std::size_t row, const std::vector<Column>& columns, std::string& text) const {
+  const std::size_t begin = text.size();
+  for (const Column& column : columns) {
+    if (&column != &columns.front()) text += "  ";
+    const absl::string_view cell = TextOf(row, column.index);
+    const std::size_t width = cells_[row * columns_.size() + column.index].width;
+    if (width > column.width) {
+      const std::string cut = CutToWidth(cell, column.width);
+      text += cut;
+      text.append(column.width - WidthOf(cut), ' ');
+      continue;
+    }
+    if (column.right) text.append(column.width - width, ' ');
+    text.append(cell.data(), cell.size());
+    if (!column.right) text.append(column.width - width, ' ');
+  }
+  while (text.size() > begin && text.back() == ' ') text.pop_back();
+}
+
+std::vector<Table::Column> Table::FitColumns(int columns, const std::vector<int>& rank) const {
+  std::vector<Column> shown = Columns();
+  assert(rank.size() + 1 == shown.size() || rank.size() == shown.size());
+  if (columns == 0) return shown;
+  const auto room = static_cast<std::size_t>(columns);
+  Column last = shown.back();
+  shown.pop_back();
+  const auto width = [&] {
+    std::size_t sum = 2 * (shown.size() - 1);
+    for (const Column& column : shown) sum += column.width;
+    return sum;
+  };
+  // Those of a higher rank than that make room for so many characters more.
+  const auto make_room = [&](int than, std::size_t more) {
+    while (shown.size() > 1 && width() + more > room) {
+      const auto least = std::ranges::max_element(
+          shown, {}, [&](const Column& column) { return rank[column.index]; });
+      if (rank[least->index] <= than) return;
+      const std::size_t excess = width() + more - room;
+      if (!least->right && least->width >= kLeastWidth + excess) {
+        least->width -= excess;
+      } else {
+        shown.erase(least);
+      }
+    }
+  };
+  if (rank.size() > last.index) make_room(rank[last.index], 2 + std::min(last.width, kReadable));
+  make_room(-1, 0);
+  shown[0].width = std::min(shown[0].width, room);
+  const std::size_t left = room - std::min(room, width());
+  if (left >= 2 + std::min(last.width, kLeastWidth)) {
+    last.width = std::min(last.width, left - 2);
+    shown.push_back(last);
+  }
+  return shown;
 }
 
 std::vector<std::string> Table::Fit(int columns, const std::vector<int>& rank) const {
-  std::vector<Column> shown = Columns();
-  assert(rank.size() + 1 == shown.size() || rank.size() == shown.size());
-  if (columns > 0) {
-    const auto room = static_cast<std::size_t>(columns);
-    Column last = shown.back();
-    shown.pop_back();
-    const auto width = [&] {
-      std::size_t sum = 2 * (shown.size() - 1);
-      for (const Column& column : shown) sum += column.width;
-      return sum;
-    };
-    // Those of a higher rank than that make room for so many characters more.
-    const auto make_room = [&](int than, std::size_t more) {
-      while (shown.size() > 1 && width() + more > room) {
-        const auto least = std::ranges::max_element(
-            shown, {}, [&](const Column& column) { return rank[column.index]; });
-        if (rank[least->index] <= than) return;
-        const std::size_t excess = width() + more - room;
-        if (!least->right && least->width >= kLeastWidth + excess) {
-          least->width -= excess;
-        } else {
-          shown.erase(least);
-        }
-      }
-    };
-    if (rank.size() > last.index) make_room(rank[last.index], 2 + std::min(last.width, kReadable));
-    make_room(-1, 0);
-    shown[0].width = std::min(shown[0].width, room);
-    const std::size_t left = room - std::min(room, width());
-    if (left >= 2 + std::min(last.width, kLeastWidth)) {
-      last.width = std::min(last.width, left - 2);
-      shown.push_back(last);
-    }
-  }
-  std::vector<std::string> lines;
-  for (const auto& row : rows_) lines.push_back(Line(row, shown));
+  const std::vector<Column> shown = FitColumns(columns, rank);
+  std::vector<std::string> lines(rows());
+  for (std::size_t row = 0; row < rows(); ++row) AddLine(row, shown, lines[row]);
   return lines;
 }
 
+void Table::PrintLines(std::ostream& out, const std::vector<Column>& columns) const {
+  std::string text;
+  for (std::size_t row = 0; row < rows(); ++row) {
+    AddLine(row, columns, text);
+    text += '\n';
+    if (text.size() < kWriteBytes) continue;
+    out << text;
+    text.clear();
+  }
+  out << text;
+}
+
+void Table::Print(std::ostream& out) const { PrintLines(out, Columns()); }
+
 void Table::PrintFit(std::ostream& out, int columns, const std::vector<int>& rank) const {
-  for (const std::string& line : Fit(columns, rank)) out << line << '\n';
+  PrintLines(out, FitColumns(columns, rank));
 }
 
 void Table::PrintFields(std::ostream& out, int columns) const {
   const std::size_t indent = Columns()[0].width + 2;
   const auto room = static_cast<std::size_t>(std::max(columns, 0));
   if (room < indent + kLeastWidth) return Print(out);
-  for (const auto& row : rows_) {
-    std::string name = row[0];
-    for (const std::string& part : Wrapped(row[1], room - indent)) {
+  for (std::size_t row = 0; row < rows(); ++row) {
+    std::string name(TextOf(row, 0));
+    for (const std::string& part : Wrapped(std::string(TextOf(row, 1)), room - indent)) {
       out << name;
       if (!part.empty()) out << std::string(indent - WidthOf(name), ' ') << part;
       out << '\n';
@@ -168,8 +192,11 @@ std::string RateText(double learning_rate) { return absl::StrFormat("%.3g", lear
 
 std::string TimeText(const google::protobuf::Timestamp& time) {
   if (time.seconds() == 0) return "-";
-  return absl::FormatTime("%Y-%m-%d %H:%M:%SZ", absl::FromUnixSeconds(time.seconds()),
-                          absl::UTCTimeZone());
+  const std::time_t seconds = time.seconds();
+  std::tm utc = {};
+  std::array<char, 64> text = {};
+  gmtime_r(&seconds, &utc);  // half the time of absl::FormatTime, for ten thousand rows
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%SZ", &utc)};
 }
 
 std::string CountText(double value) {

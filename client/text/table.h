@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace google::protobuf {
 class Timestamp;
 }
@@ -15,7 +17,7 @@ namespace lorad::client {
 // right. A table without rows prints its heads alone.
 class Table {
  public:
-  explicit Table(std::vector<std::string> heads) : rows_{std::move(heads)} {}
+  explicit Table(const std::vector<std::string>& heads);
   // Of one thing: a row for each of its fields, a name and a value; these begin all in one column,
   // and go on beneath where they are longer than fits.
   static Table OfFields() {
@@ -25,7 +27,7 @@ class Table {
   }
 
   // REQUIRES: as many cells as heads.
-  void Add(std::vector<std::string> cells);
+  void Add(const std::vector<std::string>& cells);
   void Print(std::ostream& out) const;
   // Its lines in so many characters (0: any number). Of fields alone.
   void PrintFields(std::ostream& out, int columns) const;
@@ -44,10 +46,21 @@ class Table {
     std::size_t width = 0;
     bool right = false;  // it has numbers alone
   };
+  struct Cell {
+    std::uint32_t end = 0;  // in text_
+    std::uint32_t width = 0;
+  };
   std::vector<Column> Columns() const;
-  std::string Line(const std::vector<std::string>& row, const std::vector<Column>& columns) const;
+  std::vector<Column> FitColumns(int columns, const std::vector<int>& rank) const;
+  std::size_t rows() const { return cells_.size() / columns_.size(); }
+  absl::string_view TextOf(std::size_t row, std::size_t column) const;
+  void AddLine(std::size_t row, const std::vector<Column>& columns, std::string& text) const;
+  void PrintLines(std::ostream& out, const std::vector<Column>& columns) const;
 
-  std::vector<std::vector<std::string>> rows_;  // the heads first
+  // All cells in one piece each, row by row, the heads first: a table may have ten thousand rows.
+  std::string text_;
+  std::vector<Cell> cells_;
+  std::vector<Column> columns_;  // of all rows; `right` below the heads
   bool numbers_right_ = true;
 };
 

@@ -115,15 +115,14 @@ def test_ten_thousand_jobs():
             lines = house.lora("ls").out.count("\n")
             assert lines == JOBS + 1, lines
             return time.monotonic() - began
-        times = [listing() for _ in range(50)]  # the fastest counts: hosts are slow for seconds at a time
-        tell(f"    lora ls: {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, median {1000 * statistics.median(times):.0f} ms")
-        house.stop()
-        starts = []
+        times, starts = [listing() for _ in range(20)], []
         for _ in range(3):
-            starts.append(house.start())
             house.stop()
+            starts.append(house.start())
+            times += [listing() for _ in range(20)]
+        # The fastest counts: hosts are slow for seconds at a time.
+        tell(f"    lora ls: {1000 * min(times):.0f} to {1000 * max(times):.0f} ms, median {1000 * statistics.median(times):.0f} ms")
         tell("    lorad serve: " + ", ".join(f"{1000 * s:.0f} ms" for s in starts))
-        house.start()
         assert len(house.objects("ls")) == JOBS
         assert min(times) < LIST_SECONDS_MAX, "lora ls is too slow"
         assert min(starts) < START_SECONDS_MAX, "lorad serve starts too slowly"

@@ -31,7 +31,10 @@ class Gunzip final : public Unpacker {
     zip_.next_out = reinterpret_cast<Bytef*>(piece.data());
     zip_.avail_out = static_cast<uInt>(piece.size());
     while (zip_.avail_out > 0 && (zip_.avail_in > 0 || held_)) {
+      if (!open_ && begun_) SkipZeros();
+      if (zip_.avail_in == 0 && !open_) break;
       if (!open_) inflateReset(&zip_);  // another member
+      begun_ = true;
       const int status = inflate(&zip_, Z_NO_FLUSH);
       if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR) {
         return absl::InvalidArgumentError(absl::StrCat("is no whole gzip file (",
@@ -48,9 +51,15 @@ class Gunzip final : public Unpacker {
   bool AtEnd() const override { return !open_; }
 
  private:
+  // Of what fills the last block of a tape, say: behind a member gzip takes it, too.
+  void SkipZeros() {
+    for (; zip_.avail_in > 0 && *zip_.next_in == 0; --zip_.avail_in) ++zip_.next_in;
+  }
+
   z_stream zip_ = {};
   const bool ready_;
   std::string packed_;
+  bool begun_ = false;
   bool open_ = false;  // inside of a member
   bool held_ = false;  // it may have more of what it was given than there was room for
 };

@@ -199,6 +199,9 @@ TEST_CASE("files say by name and first bytes what they are") {
   CHECK(AllOf(folder.Write("a.csv.gz", Gzip(table))) == lines);
   CHECK(AllOf(folder.Write("a.json.gz", Gzip(list))) == lines);
   CHECK(AllOf(folder.Write("a.gz", Gzip(lines) + Gzip(lines))) == lines + lines);
+  const std::string zeros(100'000, '\0');  // as tapes fill their last block
+  CHECK(AllOf(folder.Write("z.gz", Gzip(lines) + zeros)) == lines);
+  CHECK(AllOf(folder.Write("zz.gz", Gzip(lines) + zeros + Gzip(lines))) == lines + lines);
   CHECK(AllOf(folder.Write("a.csv.zst", Zstd(table))) == lines);
   CHECK(AllOf(folder.Write("a.json.zst", Zstd(list))) == lines);
   CHECK(AllOf(folder.Write("renamed", Zstd(table)), "csv") == lines);
@@ -257,6 +260,8 @@ TEST_CASE("files that cannot be taken say what to do") {
   const std::string packed = Gzip("a\n1\n");
   is_in(AllOf(folder.Write("cut.csv.gz", packed.substr(0, packed.size() - 6))), "cut off");
   is_in(AllOf(folder.Write("bad.gz", "\x1f\x8bxxxxxxxxxxxx")), "no whole gzip file");
+  is_in(AllOf(folder.Write("more.gz", packed + std::string(3, '\0') + "more")),
+        "no whole gzip file");
   is_in(AllOf(folder.Write("a.arrow", "ARROW1..")), "pandas.read_feather");
   for (const char* mark : {"\xff\xfe", "\xfe\xff"}) {
     is_in(AllOf(folder.Write("a.jsonl", mark)), "iconv -f UTF-16 -t UTF-8");

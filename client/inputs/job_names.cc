@@ -136,8 +136,9 @@ class Taker {
     const json value = object_[name];
     object_.erase(name);
     const double count = value.is_number() ? value.get<double>() : 0;
-    if (count < 1 || count != std::floor(count) || count > std::numeric_limits<int>::max()) {
-      Note(name, absl::StrCat("must be a whole number of at least 1, got ", Text(value)));
+    constexpr int kMax = std::numeric_limits<int>::max();
+    if (count < 1 || count != std::floor(count) || count > kMax) {
+      Note(name, absl::StrCat("must be a whole number from 1 to ", kMax, ", got ", Text(value)));
       return std::nullopt;
     }
     return static_cast<std::int64_t>(count);

@@ -118,8 +118,11 @@ TEST_CASE("names that disagree, and values without an equal, are told by name an
        "  training.gradient_accumulation_steps: line 1: needs per_device_train_batch_size beside "
        "it; batch_size is their product\n"},
       {R"({"training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 0}})",
-       "  training.gradient_accumulation_steps: line 1: must be a whole number of at least 1, got "
-       "0\n"},
+       "  training.gradient_accumulation_steps: line 1: must be a whole number from 1 to "
+       "2147483647, got 0\n"},
+      {R"({"training": {"per_device_train_batch_size": 4294967296, "gradient_accumulation_steps": 1}})",
+       "  training.per_device_train_batch_size: line 1: must be a whole number from 1 to "
+       "2147483647, got 4294967296\n"},
       {R"({"training": {"lr_scheduler_type": "polynomial"}})",
        "  training.lr_scheduler_type: line 1: must be one of CONSTANT, LINEAR, COSINE, got "
        "\"polynomial\"\n"},

@@ -158,7 +158,8 @@ void Table::PrintFit(std::ostream& out, int columns, const std::vector<int>& ran
 void Table::PrintFields(std::ostream& out, int columns) const {
   const std::size_t indent = Columns()[0].width + 2;
   const auto room = static_cast<std::size_t>(std::max(columns, 0));
-  if (room < indent + kLeastWidth) return Print(out);
+  if (room == 0) return Print(out);
+  if (room < indent + kLeastWidth) return PrintNarrow(out, room);
   for (std::size_t row = 0; row < rows(); ++row) {
     std::string name(TextOf(row, 0));
     for (const std::string& part : Wrapped(std::string(TextOf(row, 1)), room - indent)) {
@@ -166,6 +167,18 @@ void Table::PrintFields(std::ostream& out, int columns) const {
       if (!part.empty()) out << std::string(indent - WidthOf(name), ' ') << part;
       out << '\n';
       name.clear();
+    }
+  }
+}
+
+// Each value below its name.
+void Table::PrintNarrow(std::ostream& out, std::size_t room) const {
+  const std::string indent(2, ' ');
+  const std::size_t left = std::max(room, kLeastWidth) - indent.size();
+  for (std::size_t row = 0; row < rows(); ++row) {
+    out << CutToWidth(TextOf(row, 0), room) << '\n';
+    for (const std::string& part : Wrapped(std::string(TextOf(row, 1)), left)) {
+      out << (part.empty() ? "" : indent) << part << '\n';
     }
   }
 }

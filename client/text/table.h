@@ -29,7 +29,8 @@ class Table {
   // REQUIRES: as many cells as heads.
   void Add(const std::vector<std::string>& cells);
   void Print(std::ostream& out) const;
-  // Its lines in so many characters (0: any number). Of fields alone.
+  // Its lines in so many characters (0: any number); values below their names where there is no
+  // room beside these. Of fields alone.
   void PrintFields(std::ostream& out, int columns) const;
   void PrintFit(std::ostream& out, int columns, const std::vector<int>& rank) const;
   // Its lines, the heads first, in `columns` characters (0: any number). Of the columns but the
@@ -55,6 +56,7 @@ class Table {
   std::size_t rows() const { return cells_.size() / columns_.size(); }
   absl::string_view TextOf(std::size_t row, std::size_t column) const;
   void AddLine(std::size_t row, const std::vector<Column>& columns, std::string& text) const;
+  void PrintNarrow(std::ostream& out, std::size_t room) const;
   void PrintLines(std::ostream& out, const std::vector<Column>& columns) const;
 
   // All cells in one piece each, row by row, the heads first: a table may have ten thousand rows.

@@ -44,6 +44,10 @@ absl::Status AddPeft(const Options& options, Job& job) {
   const absl::StatusOr<std::string> config =
       ReadText(directory ? absl::StrCat(options.peft, "/adapter_config.json") : options.peft);
   if (!config.ok()) return config.status();
+  if (config->empty()) {
+    return Error("USAGE", absl::StrCat(options.peft, directory ? "/adapter_config.json" : "",
+                                       " is empty; is it the file that PEFT wrote, whole?"));
+  }
   job.mutable_adapter()->set_peft_config(*config);
   return absl::OkStatus();
 }

@@ -55,8 +55,12 @@ NamesOrText ReadModules(ConfigReader& config, const char* field, const nlohmann:
 
 void ReadTargets(ConfigReader& config, bool needs_targets, PeftConfig* out) {
   const nlohmann::json* targets = config.Find("target_modules");
-  if (targets == nullptr || *targets == "") {
+  if (targets == nullptr) {
     if (needs_targets) config.Problem("target_modules is missing");
+    return;
+  }
+  if (*targets == "") {  // in PEFT an expression that matches nothing
+    config.Problem("target_modules is empty: name modules such as q_proj, or leave it out");
     return;
   }
   NamesOrText read = ReadModules(config, "target_modules", *targets);

@@ -103,6 +103,10 @@ def test_said_by_peft():
         refused = submit_peft(house, a_job("qwen3", "regex", {}), odd)
         assert refused.status != 0 and "use_dora = true is not implemented" in refused.err, refused
         assert "adapter.peft_config" in refused.err and 'modules_to_save = ["lm_head"]' in refused.err, refused
+        (odd / "adapter_config.json").write_text("")  # cut by a full disk, say
+        for path in (odd, odd / "adapter_config.json", "/dev/null"):
+            refused = submit_peft(house, a_job("qwen3", "regex", {}), path)
+            assert refused.status == 2 and "is empty; is it the file that PEFT wrote" in refused.err, refused
     house.clear()
 
 

@@ -161,6 +161,7 @@ TEST_CASE("options that change results are refused by name", "[peft]") {
       {R"({"init_lora_weights": false})", "ok"},
       {R"({"some_future_option": 1})", "\"some_future_option\" = 1 is not known"},
       {R"({"target_modules": null})", "target_modules is missing"},
+      {R"({"target_modules": ""})", "target_modules is empty"},
       {R"({"target_modules": []})", "must be a list"},
       {R"({"target_modules": [1]})", "give names such as q_proj, or paths"},
       {R"({"target_modules": ["model.layers.0.self_attn.q_proj"]})", "ok"},

@@ -23,6 +23,7 @@ constexpr char kTargetRegex[] = "adapter.target_regex";
 constexpr char kExcluded[] = "adapter.exclude_modules";
 constexpr char kExcludeRegex[] = "adapter.exclude_regex";
 constexpr char kLayers[] = "adapter.layers_to_transform";
+constexpr char kPeftConfig[] = "adapter.peft_config";
 
 bool SaysAllLinear(const v1::AdapterConfig& adapter) {
   return std::ranges::count(adapter.target_modules(), kAllLinear) > 0;
@@ -57,16 +58,37 @@ void TakeUnset(const v1::AdapterConfig& from, v1::AdapterConfig* adapter) {
   if (!adapter->has_use_rslora()) adapter->set_use_rslora(from.use_rslora());
 }
 
-void TakePeftConfig(Checker& checker, v1::AdapterConfig* adapter) {
-  constexpr char kField[] = "adapter.peft_config";
+// A job has no such pattern: layers are numbers here. PEFT trains nothing where none matches.
+void CheckLayersPattern(Checker& checker, const storage::PeftConfig& config,
+                        const storage::ModelDescription& description) {
+  if (config.layers_pattern.empty()) return;
+  storage::PeftConfig without = config;
+  without.layers_pattern.clear();
+  const storage::ResolvedTargets targets = storage::ResolveTargets(config, description);
+  if (targets.modules.size() == storage::ResolveTargets(without, description).modules.size()) {
+    return;
+  }
+  checker.Add(
+      kPeftConfig,
+      absl::StrCat("layers_pattern '",
+                   Quotable(absl::StrJoin(config.layers_pattern, "', '"), kNameBytesMax),
+                   "' matches no layer of the model: it must be the name before the number, "
+                   "which is layers in ",
+                   description.blocks.front().in.parts.front().path, ", or be left out"));
+}
+
+void TakePeftConfig(Checker& checker, const JobReferences& references, v1::AdapterConfig* adapter) {
   const std::string text = std::exchange(*adapter->mutable_peft_config(), "");
   if (text.empty()) return;
   const auto config = storage::ParsePeftConfig(text, /*needs_targets=*/false);
-  if (!config.ok()) return checker.Add(kField, std::string(config.status().message()));
+  if (!config.ok()) return checker.Add(kPeftConfig, std::string(config.status().message()));
   if (!config->usual_start && adapter->init_from().empty()) {
-    checker.Add(kField,
+    checker.Add(kPeftConfig,
                 "init_lora_weights must be true: other kinds of initialization are not "
                 "implemented; import the adapter as PEFT makes it and name it in init_from");
+  }
+  if (references.description && !SaysModules(*adapter)) {
+    CheckLayersPattern(checker, *config, *references.description);
   }
   TakeUnset(AdapterConfigOf(*config), adapter);
   if (adapter->dropout() == 0) adapter->set_dropout(config->dropout);
@@ -361,7 +383,7 @@ bool NeedsDescription(const v1::AdapterConfig& adapter) {
 void CompleteAdapter(Checker& checker, const JobReferences& references,
                      v1::AdapterConfig* adapter) {
   adapter->clear_modules();
-  TakePeftConfig(checker, adapter);
+  TakePeftConfig(checker, references, adapter);
   std::set<std::string> said;
   if (!adapter->rank_pattern().empty()) said.insert("rank_pattern");
   if (!adapter->alpha_pattern().empty()) said.insert("alpha_pattern");

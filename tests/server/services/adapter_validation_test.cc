@@ -183,6 +183,19 @@ TEST_CASE("every mistake has its field and a remedy") {
              R"({"peft_type": "LORA", "r": 8, "lora_alpha": 8, "init_lora_weights": "gaussian"})");
        },
        "adapter.peft_config: init_lora_weights must be true"},
+      {[](auto& a) {
+         a.set_peft_config(
+             R"({"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"],
+                 "layers_to_transform": [0], "layers_pattern": ["h", "blocks"]})");
+       },
+       "adapter.peft_config: layers_pattern 'h', 'blocks' matches no layer of the model: it must "
+       "be the name before the number, which is layers in model.layers.0.self_attn.q_proj"},
+      {[](auto& a) {
+         a.set_peft_config(
+             R"({"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"],
+                 "layers_to_transform": [0], "layers_pattern": "("})");
+       },
+       "adapter.peft_config: layers_pattern '(' matches no layer"},
   };
   for (const Case& c : cases) {
     INFO(c.message);
@@ -256,6 +269,11 @@ TEST_CASE("a PEFT config gives what the job does not say") {
           a.add_target_modules("k_proj");
           a.add_layers_to_transform(0);
         }) == "k_proj 5/6 0; ");
+  CHECK(Modules([](auto& a) {
+          a.set_peft_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 6,
+              "target_modules": ["q_proj"], "layers_to_transform": 1,
+              "layers_pattern": ["h", "layers"]})");
+        }) == "q_proj 3/6 1; ");
   // Without targets, as a config before it has seen its model.
   job = JobWith([](auto& a) {
     a.set_peft_config(R"({"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": null})");

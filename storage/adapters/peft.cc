@@ -115,7 +115,9 @@ std::string WhyUnused(const std::string& field, const std::string& text, const P
                         DidYouMean(text, own), has);
   }
   if (field != "target_modules") {
-    return absl::StrCat(Quoted(text), " matches no module that is trained", DidYouMean(text, own),
+    const bool is_known = IsKnown(text, description);
+    return absl::StrCat(Quoted(text), " matches no module that is trained",
+                        is_known ? ", though the model has such a one" : DidYouMean(text, own),
                         "; a pattern is the end of a path, such as q_proj or layers.0.self_attn."
                         "q_proj, or an expression for one");
   }

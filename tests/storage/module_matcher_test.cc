@@ -168,7 +168,8 @@ TEST_CASE("what means nothing is told with the nearest name", "[peft]") {
   CHECK_THAT(Problems(config),
              !Contains("target_modules") &&
                  Contains("exclude_modules: the model has no module \"v_prj\" to leave out") &&
-                 Contains("rank_pattern: \"gate_proj\" matches no module that is trained") &&
+                 Contains("rank_pattern: \"gate_proj\" matches no module that is trained, though "
+                          "the model has such a one; a pattern") &&
                  Contains("alpha_pattern: \"k_prj\" matches no module that is trained; did you"));
 }
 

@@ -54,7 +54,7 @@ ExactMatch::Found ExactMatch::Find(const std::string& text) const {
   // All else that goes wrong is a limit: of steps, of their nesting, of memory for them.
   if (found < 1) return {.group = std::nullopt, .gave_up = found != PCRE2_ERROR_NOMATCH};
   const PCRE2_SIZE* places = pcre2_get_ovector_pointer(data.get());
-  if (found < 2 || places[2] == PCRE2_UNSET) return {.group = ""};
+  if (found < 2 || places[2] == PCRE2_UNSET) return {};
   return {.group = text.substr(places[2], places[3] - places[2])};
 }
 

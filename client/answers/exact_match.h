@@ -20,7 +20,7 @@ class ExactMatch {
     // (10,000,000), as one does that goes back and forth, is given up.
     bool gave_up = false;
   };
-  // The first group where the expression is found first. A group that takes no part in it is empty.
+  // The first group where the expression is found first; none where the group takes no part in it.
   Found Find(const std::string& text) const;
 
  private:

@@ -79,13 +79,17 @@ absl::StatusOr<Prompt> ChatPrompt(std::string_view messages_json, const TextMode
 
 absl::StatusOr<Prompt> RowPrompt(const DatasetRow& row, const TextModel& model,
                                  const std::vector<int32_t>& ends) {
+  if (model.tokenizer == nullptr) {
+    return Refuse(kReason,
+                  "the base model has no tokenizer, so neither its answer nor the row's own is a "
+                  "text: ask with token_ids");
+  }
   if (const auto* tokens = std::get_if<TokensRow>(&row)) {
     Prompt prompt;
     size_t end = 0;
     while (end < tokens->labels.size() && tokens->labels[end] < 0) ++end;
     prompt.ids.assign(tokens->input_ids.begin(),
                       tokens->input_ids.begin() + static_cast<int64_t>(end));
-    if (model.tokenizer == nullptr) return prompt;
     std::vector<int32_t> rest(tokens->input_ids.begin() + static_cast<int64_t>(end),
                               tokens->input_ids.end());
     rest.erase(std::ranges::find_first_of(rest, ends), rest.end());

@@ -20,7 +20,8 @@ TEST_CASE("the first group where the expression is found first") {
   CHECK_FALSE(match->Find("it is 4").gave_up);
   const auto either = ExactMatch::Parse("x|(y)");
   REQUIRE(either.ok());
-  CHECK(either->Find("x").group == "");
+  CHECK_FALSE(either->Find("x").group.has_value());  // it takes no part
+  CHECK(either->Find("y").group == "y");
   const auto character = ExactMatch::Parse("#(.)");
   REQUIRE(character.ok());
   CHECK(character->Find("a#\xE2\x82\xAC!").group == "\xE2\x82\xAC");  // whole

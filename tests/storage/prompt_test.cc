@@ -77,6 +77,9 @@ TEST_CASE("a row is asked up to its last answer, which is its own") {
   CHECK(OfRow(R"({"input_ids": [65, 66, 67], "labels": [-100, -100, 67]})") == "AB -> C");
   CHECK(OfRow(R"({"input_ids": [65, 67, 256, 10], "labels": [-100, 67, 256, 10]})") == "A -> C");
   CHECK(OfRow(R"({"text": "abc"})").starts_with("a row of text alone asks nothing"));
+  const auto tokens = ParseRow(R"({"input_ids": [65, 66], "labels": [-100, 66]})");
+  REQUIRE(tokens.ok());
+  CHECK(Text(RowPrompt(*tokens, TextModel(), {})).starts_with("the base model has no tokenizer"));
 }
 
 // ---- text ----

@@ -20,7 +20,7 @@ expression = re.compile(json.loads(sys.argv[1]))
 print("ready", flush=True)
 for line in sys.stdin:
     found = expression.search(json.loads(line))
-    print(json.dumps([found is not None, found[1] if found else None]), flush=True)
+    print(json.dumps(found[1] if found else None), flush=True)
 """
 
 
@@ -43,7 +43,7 @@ class Matcher:
         self._end()
 
     def first_group(self, text: str) -> str | None:
-        """The first group where the expression is found first ("" where that takes no part in it), or None. GaveUp."""
+        """The first group where the expression is found first, or None: it is not, or the group takes no part in it. GaveUp."""
         process = self._process or self._begin()
         assert process.stdin
         try:
@@ -52,8 +52,8 @@ class Matcher:
         except OSError as error:
             self._end()
             raise RuntimeError("the process that searches for the expression has ended") from error
-        found, group = json.loads(self._line(self._seconds))
-        return (group or "") if found else None
+        group: str | None = json.loads(self._line(self._seconds))
+        return group
 
     def _begin(self) -> subprocess.Popen[str]:
         self._lines = queue.SimpleQueue()

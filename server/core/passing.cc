@@ -59,6 +59,18 @@ std::string RowsToBlame(const std::set<int64_t>& lines, const std::string& datas
                       " of its batch");
 }
 
+// Before the first update the learning rate has no part in it, and B is zero but in an adapter that
+// was given.
+std::string WhatToDo(const v1::Job& job, const worker::v1::NotFinite& report) {
+  const bool is_updated = report.step() > (report.what() == kValidationLoss ? 0 : 1);
+  if (is_updated) return ": lower training.learning_rate, or look at those rows";
+  return absl::StrCat(": nothing is trained yet, so look at those rows, and at the weights of ",
+                      "base model '", job.base_model(), "'",
+                      job.adapter().init_from().empty()
+                          ? ""
+                          : absl::StrCat(" and of '", job.adapter().init_from(), "'"));
+}
+
 }  // namespace
 
 void Core::State::TakeFailure(JobState& job, const std::string& reason,
@@ -156,7 +168,7 @@ void Core::State::OnNotFinite(GroupState& group, const worker::v1::NotFinite& re
   jobs_.Fail(*job, v1::JobError::USER, "NOT_FINITE",
              absl::StrCat("the ", report.what(), " of step ", report.step(), " is not finite",
                           RowsToBlame(lines, job->job().training_dataset(), report),
-                          ": lower training.learning_rate, or look at those rows"),
+                          WhatToDo(job->job(), report)),
              "", lines.size() == 1 ? *lines.begin() : 0);
 }
 

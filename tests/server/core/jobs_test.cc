@@ -144,9 +144,23 @@ TEST_CASE("a loss that is not finite fails its job alone") {
   // Of 12 rows in batches of 4, the third batch; no sequence's loss is to blame.
   CHECK(failed.error().message().find("its batch is of lines 9, 10, 11, 12 of dataset 'train'") !=
         std::string::npos);
+  CHECK_THAT(failed.error().message(),
+             Catch::Matchers::EndsWith("lower training.learning_rate, or look at those rows"));
   CHECK(failed.step() == 2);
   CHECK(world->Job(good).attempts() == 1);
   world->CheckInvariants();
+}
+
+TEST_CASE("a loss that is not finite before anything is trained is not the learning rate's") {
+  auto world = MakeWorld();
+  world->StartWorkers();
+  const std::string bad = world->Submit(World::NewJob());
+  world->script().bad_steps[bad] = 1;
+  world->RunUntilState(bad, Job::FAILED);
+  CHECK_THAT(world->Job(bad).error().message(),
+             Catch::Matchers::EndsWith(
+                 "nothing is trained yet, so look at those rows, and at the weights of base "
+                 "model 'm'"));
 }
 
 TEST_CASE("a loss that is not finite while the next window is planned closes no worker") {

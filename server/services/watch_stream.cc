@@ -136,8 +136,8 @@ void WatchStream::TakePage(const JobSnapshot& page) {
   if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) {
     following_ = true;
     revision_ = present_;
-    whole_at_ = std::max(present_, page.newest);
-    if (revision_ >= whole_at_) EndPresent();
+    changed_ = {page.changed.begin(), page.changed.end()};
+    if (changed_.empty()) EndPresent();
   }
   GoOn();
 }
@@ -158,9 +158,10 @@ void WatchStream::Take(RevisionLog::Found found) {
   for (auto& change : found.revisions) {
     if (!names_.empty() && !names_.contains(change->job)) continue;
     const int64_t revision = change->revision;
+    changed_.erase(change->job);
     Add(Shared(std::move(change)), revision);
   }
-  if (revision_ >= whole_at_) EndPresent();
+  if (changed_.empty()) EndPresent();
 }
 
 // Every job was told as it is, or as it was when it went.

@@ -65,7 +65,7 @@ class WatchStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   int64_t revision_ = 0;                   // sent, or not asked for, up to here
   int64_t told_ = 0;                       // the client knows that it may resume from here
   int64_t present_ = 0;                    // the present state is that up to here,
-  int64_t whole_at_ = 0;                   // and what it left out comes up to here
+  std::set<std::string> changed_;          // but for these jobs, of which the log tells;
   bool present_told_ = false;              // both: the first bookmark says so
   bool following_ = false;                 // the log; else pages of the present state
   bool silence_runs_ = false;

@@ -198,8 +198,12 @@ Reader::Answer Reader::operator()(const SnapshotJobs& request) {
     const v1::Job& job = record.job();
     const bool named = request.names.empty() || missing.erase(job.name()) > 0;
     const bool wanted = named && (IsLive(job.state()) || !request.live_only);
-    const bool of_page = request.after < job.revision() && job.revision() <= request.up_to;
-    if (wanted && of_page) snapshot.jobs.push_back(job);
+    if (!wanted || job.revision() <= request.after) continue;
+    if (job.revision() <= request.up_to) {
+      snapshot.jobs.push_back(job);
+    } else {
+      snapshot.changed.push_back(job.name());
+    }
   }
   if (!missing.empty() && request.after == 0) return NotFound(kJobKind, *missing.begin());
   std::ranges::sort(snapshot.jobs, {}, &v1::Job::revision);

@@ -94,8 +94,8 @@ struct SnapshotJobs {
 
 struct JobSnapshot {
   std::vector<v1::Job> jobs;  // by ascending revision
-  // Of any job. What was left out is told by the time that the log has come so far.
-  int64_t newest = 0;
+  // Names of those that have changed since, of the last page: the log tells of each behind up_to.
+  std::vector<std::string> changed;
 };
 
 // -> GetTrace: the trace without its bars, and the moments that they are made of.

@@ -160,14 +160,14 @@ void JobTable::On(uint64_t request, const v1::ListJobsRequest& content) const {
   turn_.Answer(request, std::move(response));
 }
 
-// By the revisions that the page may have.
+// By their revisions.
 absl::StatusOr<std::map<int64_t, int64_t>> JobTable::Among(const SnapshotJobs& content) const {
   std::map<int64_t, int64_t> among;  // revision -> order
   const auto add = [&](const JobEntry& entry) {
     records::JobRecord space;
     const records::JobRecord& record = RecordOf(entry, &space);
     const int64_t revision = record.job().revision();
-    if (content.after < revision && revision <= content.up_to) among[revision] = record.order();
+    if (content.after < revision) among[revision] = record.order();
   };
   for (const std::string& name : content.names) {
     const JobEntry* entry = FindEntry(name);
@@ -186,11 +186,15 @@ void JobTable::On(uint64_t request, const SnapshotJobs& content) const {
   if (!some.ok()) return turn_.Fail(request, some.status());
   const std::map<int64_t, int64_t>& among = all ? by_revision_ : *some;
   JobSnapshot snapshot;
-  snapshot.newest = by_revision_.empty() ? 0 : by_revision_.rbegin()->first;
   for (auto entry = among.upper_bound(content.after); entry != among.end(); ++entry) {
-    if (entry->first > content.up_to) break;
     if (content.limit > 0 && static_cast<int64_t>(snapshot.jobs.size()) == content.limit) break;
-    snapshot.jobs.push_back(View(by_order_.at(entry->second)));
+    const JobEntry& job = by_order_.at(entry->second);
+    if (entry->first <= content.up_to) {
+      snapshot.jobs.push_back(View(job));
+    } else {
+      records::JobRecord space;
+      snapshot.changed.push_back(RecordOf(job, &space).job().name());
+    }
   }
   turn_.Answer(request, std::move(snapshot));
 }

@@ -273,7 +273,7 @@ TEST_CASE_METHOD(BookmarkFixture, "bookmarks: behind the present state, and in s
 
 TEST_CASE_METHOD(BookmarkFixture, "who changes as a watch begins is told before its bookmark") {
   driver.answer = [](const Request&) -> absl::StatusOr<ReplyValue> {
-    return ReplyValue(JobSnapshot{.jobs = {Named("b", 3)}, .newest = 12});
+    return ReplyValue(JobSnapshot{.jobs = {Named("b", 3)}, .changed = {"a", "c"}});
   };
   v1::WatchJobsRequest request;
   request.set_live_only(true);
@@ -285,9 +285,11 @@ TEST_CASE_METHOD(BookmarkFixture, "who changes as a watch begins is told before 
       std::chrono::milliseconds(400));  // the core has them, the log not yet
   Tell("c", 11);
   CHECK(Next(*reader) == "c@11");
-  Tell("a", 12);
-  CHECK(Next(*reader) == "a@12");
-  CHECK(Next(*reader) == "@12");
+  Tell("b", 12);
+  CHECK(Next(*reader) == "b@12");
+  Tell("a", 13);
+  CHECK(Next(*reader) == "a@13");
+  CHECK(Next(*reader) == "@13");
   context.TryCancel();
 }
 

@@ -32,6 +32,7 @@ void Watcher::Cut(int64_t away_us) {
   away_until_us_ = std::max(away_until_us_, site_.now_us() + away_us);
   connection_++;
   asks_ = false;
+  changed_.reset();  // nothing is said of what it resumes behind
   if (bookmarks_ && phase_ == Phase::kFollow) last_ = at_;
   last_ > 0 ? BeginToFollow(last_) : BeginAnew();
 }
@@ -62,11 +63,33 @@ void Watcher::AskForPage() {
 
 void Watcher::TakePage(const JobSnapshot& page) {
   for (const v1::Job& job : page.jobs) {
+    told_of_.insert(job.name());
     See(job.revision());
     REQUIRE(last_ <= present_);
     at_ = last_;
   }
-  if (static_cast<int64_t>(page.jobs.size()) < kPageJobs) BeginToFollow(present_);
+  if (static_cast<int64_t>(page.jobs.size()) == kPageJobs) return;
+  changed_.emplace(page.changed.begin(), page.changed.end());
+  BeginToFollow(present_);
+  CheckPresent();
+}
+
+// Who waits until no job lives believes it: each that lives, and was there by then, was told.
+void Watcher::CheckPresent() {
+  if (!changed_ || !std::ranges::includes(told_of_, *changed_)) return;
+  changed_.reset();
+  site_.Ask(SnapshotJobs{{}, 0, kAll, kAll, true},
+            [this, told_of = told_of_, up_to = at_](const absl::StatusOr<ReplyValue>& reply) {
+              if (!reply.ok()) return;
+              std::map<std::string, int64_t> came;
+              for (const auto& [revision, news] : site_.told()) came.emplace(news.job, revision);
+              for (const v1::Job& job : std::get<JobSnapshot>(*reply).jobs) {
+                if (!names_.empty() && !names_.contains(job.name())) continue;
+                if (!came.contains(job.name()) || came[job.name()] > up_to) continue;
+                INFO("all was said to be told up to " << up_to << ", but " << job.name());
+                REQUIRE(told_of.contains(job.name()));
+              }
+            });
 }
 
 void Watcher::BeginToFollow(int64_t after) {
@@ -81,7 +104,9 @@ void Watcher::BeginAnew() {
   phase_ = Phase::kSnapshot;
   at_ = last_ = present_ = 0;
   seen_.clear();
+  told_of_.clear();
   followed_from_.reset();
+  changed_.reset();
 }
 
 bool Watcher::Follow(int64_t limit) {
@@ -98,11 +123,13 @@ bool Watcher::Follow(int64_t limit) {
     at_ = revision->revision;
     if (!names_.empty() && !names_.contains(revision->job)) continue;
     See(revision->revision);
+    told_of_.insert(revision->job);
     seen_.push_back(revision->revision);
   }
   REQUIRE(found->up_to >= at_);
   const bool more = found->up_to > at_ || !found->revisions.empty();
   at_ = found->up_to;
+  CheckPresent();
   return more;
 }
 

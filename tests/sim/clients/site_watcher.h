@@ -38,6 +38,7 @@ class Watcher {
   bool Follow(int64_t limit);
   void BeginAnew();
   void See(int64_t revision);
+  void CheckPresent();
 
   Site& site_;
   const std::set<std::string> names_;
@@ -53,6 +54,9 @@ class Watcher {
   int64_t at_ = 0;       // the log, or the snapshot, is read from behind here
   int64_t last_ = 0;     // the newest that it was told; 0: none
   int64_t present_ = 0;  // the snapshot is of what stood up to here; 0: it has not begun
+  // Jobs that its snapshot left out; once it was told of them, it says that all was told.
+  std::optional<std::set<std::string>> changed_;
+  std::set<std::string> told_of_;  // jobs, since its snapshot began
   std::optional<int64_t> followed_from_;
   std::vector<int64_t> seen_;  // since then
 };

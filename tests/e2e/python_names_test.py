@@ -211,7 +211,7 @@ def test_every_mistake_at_once():
     assert found["epochs"] == "must be a whole number, got 1.5; max_steps ends a job within an epoch"
     assert found["batch_size"] == "must be a whole number, got 'eight'" and found["shuffle"] == "must be True or False, got 1"
     for field, value, what in (("display_name", 5, "a text"), ("dropout", "x", "a number"), ("target_modules", 5, "a list of texts"),
-                               ("rank_pattern", {"q": "x"}, "a mapping of texts to whole numbers"), ("max_steps", True, "a whole number")):
+                               ("rank_pattern", ["q"], "a mapping of texts to whole numbers"), ("max_steps", True, "a whole number")):
         assert violations_of(job_of, **{field: value}) == {field: f"must be {what}, got {value!r}"}, field
     swapped = violations_of(names.build, [{"text": "a"}], {})
     assert swapped == {"base_model": "must be the name of a registered model, got list; it comes first, then the data"}

@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import grpc
 
-from lorad.arguments import check_text, kind_of, wrong_type
+from lorad.arguments import check_text, of_call, put, shown, wrong_type
 from lorad.calls import Connection
-from lorad.errors import LoradError, UnavailableError, Violation, from_rpc, invalid
+from lorad.errors import LoradError, UnavailableError, from_rpc
 from lorad.job import Job
 from lorad.matching import GaveUp, Matcher
 from lorad.tables import Table
 from lorad.v1 import adapters_pb2, datasets_pb2
 
-JOB = re.compile(r"(job-[a-z0-9]{8})(?:/([1-9][0-9]*))?")
+JOB = re.compile(r"(job-[a-z0-9]{8})(?:/([1-9][0-9]{0,17}))?")  # 18 digits: 64 bits hold them all
 ROWS_AT_ONCE = 64
-JOB_STEP = re.compile(r"(job-[a-z0-9]{8})/0*([1-9][0-9]*)")
+JOB_STEP = re.compile(r"(job-[a-z0-9]{8}/)0*([1-9][0-9]*)")
 WRONG = ["row", "expected", "got", "answer"]
 NOT_ASKED = ["row", "reason", "message"]
 Finish = adapters_pb2.GenerateResponse.FinishReason
@@ -95,14 +95,14 @@ def check_prompt(prompt: Any) -> None:
     """TypeError or InvalidError where it is none, by its name."""
     wanted = "a text, a list of messages ({\"role\", \"content\"}), or a list of token ids"
     if isinstance(prompt, (bytes, bytearray)):
-        raise invalid([Violation("prompt", "is bytes: decode them to text, or give a list of token ids")], "of the call")
+        raise of_call("prompt", "is bytes: decode them to text, or give a list of token ids")
     if isinstance(prompt, str):
         check_text("prompt", prompt)
         return
     if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
         raise wrong_type("prompt", wanted, prompt)
     if not prompt:
-        raise invalid([Violation("prompt", f"is empty: give {wanted}")], "of the call")
+        raise of_call("prompt", f"is empty: give {wanted}")
     kind, a_part = (int, "a token id") if isinstance(prompt[0], int) else (Mapping, "a message")
     for i, part in enumerate(prompt):
         if isinstance(part, bool) or not isinstance(part, kind):
@@ -116,42 +116,39 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
         raise wrong_type("source", "a Job, a job's id, \"ID/STEP\" or a model's name", source)
     request = adapters_pb2.Ask()
     for argument, value in {"adapter": adapter, **how}.items():
-        try:
-            request.MergeFrom(adapters_pb2.Ask(**{argument: value}))
-        except TypeError:
-            raise wrong_type(argument, kind_of(request.DESCRIPTOR.fields_by_name[argument]), value) from None
-        except ValueError as error:
-            raise invalid([Violation(argument, f"cannot be {value!r}: {error}")], "of the call") from None
+        put(request, argument, value)
     name = source.name if isinstance(source, Job) else source
     found = JOB.fullmatch(name)
     otherwise = JOB_STEP.fullmatch(name)
     if otherwise and not found:
-        raise invalid([Violation("source", f"{name!r} is no step as it is written: ask '{otherwise[1]}/{otherwise[2]}'")],
-                      "of the call")
+        written = otherwise[1] + otherwise[2]
+        raise of_call("source", f"{shown(name)} is no step as it is written: ask '{written}'" if JOB.fullmatch(written) else
+                      f"{shown(name)} names a step of more than 18 digits, which no job has")
     if found:
         request.job = found[1]
         if found[2]:
             request.step = int(found[2])
     else:
-        request.base_model = name
+        put(request, "base_model", name, "source")
     if prompt is not None:
         check_prompt(prompt)
     check_text("system", system)
     if system and (raw or not isinstance(prompt, str)):
-        raise invalid([Violation("system", "goes before a prompt that is rendered: put it into the messages, or into the "
-                                           "raw text")], "of the call")
+        raise of_call("system", "goes before a prompt that is rendered: put it into the messages, or into the raw text")
     if isinstance(prompt, str) and raw:
         request.text = prompt
     elif isinstance(prompt, str):
         messages = [{"role": "system", "content": system}] if system else []
         request.messages_json = json.dumps([*messages, {"role": "user", "content": prompt}])
     elif prompt is not None and isinstance(prompt[0], int):
-        request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+        put(request.token_ids, "ids", prompt, "prompt")
     elif prompt is not None:
         try:
             request.messages_json = json.dumps([dict(message) for message in cast(Sequence[Mapping[str, Any]], prompt)])
         except TypeError as error:
             raise TypeError(f"prompt: a message holds what JSON does not: {error}") from None
+        except (ValueError, RecursionError) as error:  # one that holds itself, or a number of over 4300 digits
+            raise of_call("prompt", f"a message holds what JSON does not: {error}") from None
     return request
 
 
@@ -204,10 +201,10 @@ def evaluate(connection: Connection, how: adapters_pb2.Ask, dataset: datasets_pb
     """Asks the rows one after another, so many at once. `progress` hears of rows answered, of all, and right ones."""
     try:
         expression = re.compile(exact_match)
-    except re.error as error:
-        raise invalid([Violation("exact_match", f"is no regular expression: {error}")], "of the call") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise of_call("exact_match", f"is no regular expression: {error}") from None
     if not expression.groups:
-        raise invalid([Violation("exact_match", "has no group: put ( and ) around what is compared")], "of the call")
+        raise of_call("exact_match", "has no group: put ( and ) around what is compared")
     rows = dataset.rows if limit is None else min(limit, dataset.rows)
     result = Evaluation(0, 0, Table(WRONG, []))
     wrong: list[dict[str, Any]] = []

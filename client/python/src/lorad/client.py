@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lorad import answers, names, rows
-from lorad.arguments import check_name, check_text, check_whole, folder_of, wrong_type
+from lorad.arguments import check_name, check_text, check_whole, folder_of, of_call, put, shown, wrong_type
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
-from lorad.errors import AlreadyExistsError, InvalidError, LoradError, NotFoundError, Violation, invalid
+from lorad.errors import AlreadyExistsError, InvalidError, LoradError, NotFoundError
 from lorad.job import Job
 from lorad.v1 import adapters_pb2, cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
 
@@ -40,7 +40,7 @@ def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS, 
               installed, else lines on stderr; False: nothing"""
     address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
     if not isinstance(address, str) or not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
-        raise invalid([Violation("server", f"must be HOST:PORT, got {address!r}")], "of the call")
+        raise of_call("server", f"must be HOST:PORT, got {address!r}")
     connection = Connection(address, retry_seconds, progress)
     client = Client(connection)
     try:
@@ -74,11 +74,11 @@ class Models:
         name and path that is there already is answered with, unless a template or stages are said."""
         check_name("name", name, "a model's name")
         check_text("chat_template", chat_template)
-        check_whole("stages", stages)
         if not isinstance(path, (str, os.PathLike)):
             raise wrong_type("path", "a folder's path", path)
-        request = models_pb2.RegisterModelRequest(name=name, path=os.fspath(path), request_id=new_request_id(),
-                                                  chat_template=chat_template, stages=stages)
+        request = models_pb2.RegisterModelRequest(name=name, request_id=new_request_id(), chat_template=chat_template)
+        put(request, "path", os.fspath(path))
+        put(request, "stages", stages)
         try:
             model: models_pb2.Model = self._connection.call(self._connection.models.RegisterModel, request, seconds=None)
         except AlreadyExistsError:
@@ -182,8 +182,7 @@ class Adapters:
         folder = folder_of("path", path)
         lacking = [file for file in ADAPTER_FILES if not (folder / file).is_file()]
         if lacking:
-            raise invalid([Violation("path", f"{str(folder)!r} is no PEFT adapter: it has no {' and no '.join(lacking)}")],
-                          "of the call")
+            raise of_call("path", f"{str(folder)!r} is no PEFT adapter: it has no {' and no '.join(lacking)}")
         return self._connection.import_adapter(name, folder)
 
     def remove(self, name: str) -> None:
@@ -300,8 +299,8 @@ class Client:
         many = isinstance(source, (list, tuple))
         sources: list[Any] = [*source] if isinstance(source, (list, tuple)) else [source]
         if not sources:
-            raise invalid([Violation("source", "is empty: name a job or a model at least")], "of the call")
-        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
+            raise of_call("source", "is empty: name a job or a model at least")
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": _list_of(stop)}
 
         def ask(sources: Sequence[Any]) -> list[answers.Answer]:
             asks = [answers.ask(one, prompt, adapter=adapter, system=system, raw=raw, how=how) for one in sources]
@@ -324,23 +323,23 @@ class Client:
         `.exact_match` is the share, `.wrong` a table of the others. Rows that cannot be asked (too long, say) are left out
         and stand in `.not_asked`; LoradError where none can. The expression is searched for in a process of its own, for
         5 s at most: `.gave_up` has the rows where that was not enough."""
-        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": [stop] if isinstance(stop, str) else stop}
+        how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": _list_of(stop)}
         if not isinstance(exact_match, str):
             raise wrong_type("exact_match", "a regular expression as a text", exact_match)
-        if not isinstance(dataset, datasets_pb2.Dataset):
-            check_name("dataset", dataset, "a dataset or its name")
+        name = dataset.name if isinstance(dataset, datasets_pb2.Dataset) else dataset
+        check_name("dataset", name, "a dataset or its name")
         if limit is not None:
             check_whole("limit", limit)
         if limit is not None and limit < 1:
-            raise invalid([Violation("limit", f"must be at least 1, got {limit}")], "of the call")
+            raise of_call("limit", f"must be at least 1, got {shown(limit)}")
         answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)  # before the dataset is asked for
-        stored = self.datasets.get(dataset if isinstance(dataset, str) else dataset.name)
-        shown: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None
+        stored = self.datasets.get(name)
+        told: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None
 
         def ask(sources: Sequence[Any]) -> answers.Evaluation:
             request = answers.ask(sources[0], None, adapter=adapter, system="", raw=False, how=how)
             return answers.evaluate(self.connection, request, stored, exact_match, limit=limit, timeout=timeout,
-                                    progress=shown)
+                                    progress=told)
 
         evaluation: answers.Evaluation = self._ask(ask, [source])
         return evaluation
@@ -431,6 +430,11 @@ class Client:
         except InvalidError as error:
             raise _renamed(error, request) from None
         return job
+
+
+def _list_of(stop: Any) -> Any:
+    """The texts before which answers end; they may be asked for twice."""
+    return [stop] if isinstance(stop, str) else [*stop] if isinstance(stop, Iterator) else stop
 
 
 def _warn(request: names.Request) -> None:

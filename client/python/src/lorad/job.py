@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lorad.arguments import check_whole, folder_of
+from lorad.arguments import check_whole, folder_of, of_call, put, shown
 from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection, sha256_of
 from lorad.errors import AlreadyExistsError, JobFailedError, LoradError, Violation, invalid
@@ -194,7 +194,8 @@ class Job:
         check_whole("step", step)
         if best:
             step = self._best_step(step)
-        request = checkpoints_pb2.GetCheckpointRequest(job=self.name, step=step)
+        request = checkpoints_pb2.GetCheckpointRequest(job=self.name)
+        put(request, "step", step)
         checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
         files = {file.name: file for file in checkpoint.files}
         folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +212,7 @@ class Job:
 
     def _best_step(self, step: int) -> int:
         if step:
-            raise invalid([Violation("step", f"names a checkpoint, got {step}, and so does best=True: leave one out")], "of the call")
+            raise of_call("step", f"names a checkpoint, got {shown(step)}, and so does best=True: leave one out")
         found = next((checkpoint.step for checkpoint in self.checkpoints() if checkpoint.best), None)
         if found is None:
             raise invalid([Violation("best", f"no checkpoint of {self.name} was evaluated: leave best out for the newest, and "

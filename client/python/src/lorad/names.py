@@ -7,6 +7,7 @@ tests/e2e/python_names_test.py holds both equal. Those of needless.py need not b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from lorad import needless, sft
-from lorad.arguments import kind_of
+from lorad.arguments import check_text, fault_in, put, shown
 from lorad.errors import Violation, invalid
 from lorad.rows import Origin
 from lorad.v1 import datasets_pb2, jobs_pb2
@@ -161,7 +162,7 @@ class Request:
     def set_epoch(self, steps: int) -> None:
         """Settles what comes once an epoch."""
         for field in self.by_epoch:
-            setattr(self.job.training, field, steps)
+            put(self.job.training, field, steps, self.origins[f"training.{field}"])
 
     def train_on(self, dataset_format: int) -> None:
         """Settles what is trained on, once the format of the rows is known."""
@@ -186,8 +187,14 @@ def plain(value: Any) -> Any:
     """A value of another library's as one of Python's own: enums, numpy's numbers, sets."""
     value = getattr(value, "value", value)
     if not isinstance(value, (str, bytes, list, Mapping)) and hasattr(value, "item"):
-        value = value.item()
-    return sorted(value) if isinstance(value, (set, frozenset)) else value
+        with contextlib.suppress(ValueError, RuntimeError):  # it is of several numbers
+            value = value.item()
+    if not isinstance(value, (set, frozenset)):
+        return value
+    try:
+        return sorted(value)
+    except TypeError:
+        return [*value]
 
 
 def suggest(name: str) -> str:
@@ -207,6 +214,7 @@ class _Builder:
         if not isinstance(base_model, str):
             raise invalid([Violation("base_model", f"must be the name of a registered model, got {type(base_model).__name__}; it "
                                                    "comes first, then the data")], "of the job")
+        check_text("base_model", base_model)
         read = sft.read(args) if args is not None else sft.Read({}, None, [])
         self.violations += read.violations
         self._take({name: value for name, value in fields.items() if value is not None})
@@ -240,7 +248,7 @@ class _Builder:
     def _put(self, section: Section, field: str, name: str, value: Any, said: str = "") -> None:
         other = self.values.setdefault((section, field), (name, value))
         if other[0] != name and other[1] != value:
-            self._note(name, f"says {said or repr(value)}, but {other[0]} says {other[1]!r}: they are one field; leave one out")
+            self._note(name, f"says {said or shown(value)}, but {other[0]} says {shown(other[1])}: they are one field; leave one out")
 
     def _take(self, fields: Mapping[str, Any]) -> None:
         given = {name: plain(value) for name, value in fields.items()}
@@ -293,7 +301,7 @@ class _Builder:
         counts = {ACCUMULATION: times, PER_DEVICE: rows}
         wrong = [name for name, value in counts.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1]
         for name in wrong:
-            self._note(name, f"must be a whole number of at least 1, got {counts[name]!r}")
+            self._note(name, f"must be a whole number of at least 1, got {shown(counts[name])}")
         if not wrong:
             name = PER_DEVICE if times == 1 else f"{PER_DEVICE} x {ACCUMULATION}"
             self._put("training", "batch_size", name, times * rows)
@@ -313,14 +321,14 @@ class _Builder:
     def _set(self, job: jobs_pb2.Job, section: Section, field: str, name: str, value: Any) -> None:
         message: Any = getattr(job, section) if section else job
         descriptor = message.DESCRIPTOR.fields_by_name[field]
-        if descriptor.enum_type is not None and isinstance(value, str):
+        if descriptor.enum_type is not None and not isinstance(value, int):
             words = [v.name for v in descriptor.enum_type.values if v.number]
-            if value.upper() not in words:
-                return self._note(name, f"must be one of {', '.join(words)}, got {value!r}")
-            value = value.upper()
+            if not isinstance(value, str) or value.upper() not in words:
+                return self._note(name, f"must be one of {', '.join(words)}, got {shown(value)}")
+            value = descriptor.enum_type.values_by_name[value.upper()].number
         if field == "target_modules" and isinstance(value, str):
             if value != "all-linear":
-                return self._note(name, f'must be a list of names, or "all-linear", got {value!r}; an expression is '
+                return self._note(name, f'must be a list of names, or "all-linear", got {shown(value)}; an expression is '
                                         "target_regex")
             value = [value]
         if isinstance(value, float) and value.is_integer() and descriptor.cpp_type in (
@@ -330,24 +338,18 @@ class _Builder:
             hint = "; max_steps ends a job within an epoch" if field == "epochs" else ""
             return self._note(name, f"must be a whole number, got {value!r}{hint}")
         if field == "labels" and not isinstance(value, Mapping):
-            return self._note(name, f"must be a mapping, such as {{'team': 'math'}}, got {value!r}")
+            return self._note(name, f"must be a mapping, such as {{'team': 'math'}}, got {shown(value)}")
         if field == "labels":
             for key, text in value.items():
                 if not isinstance(key, str) or not isinstance(text, str):
-                    return self._note(name, f"keys and values must be text, got {key!r}: {text!r}")
-        try:
-            merged = type(message)(**{field: value})
-        except TypeError:
-            return self._note(name, f"must be {kind_of(descriptor)}, got {value!r}")
-        except (ValueError, OverflowError) as error:
-            return self._note(name, f"cannot be {value!r}: {error}")
-        if isinstance(value, bool) != (descriptor.cpp_type == FieldDescriptor.CPPTYPE_BOOL) and not isinstance(value, (list, Mapping)):
-            return self._note(name, f"must be {kind_of(descriptor)}, got {value!r}")
-        message.MergeFrom(merged)
+                    return self._note(name, f"keys and values must be text, got {shown(key)}: {shown(text)}")
+        if fault := fault_in(descriptor, value):
+            return self._note(f"{name}{fault.part}", str(fault))
+        put(message, field, value)
 
     def _peft(self, request: Request, config: Any) -> None:
         try:
             request.job.adapter.peft_config = sft.peft_text(config)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
             self._note("peft_config", f"is no LoraConfig: {error}")
         request.origins["adapter.peft_config"] = "peft_config"

@@ -7,9 +7,15 @@ usage: python_rows_test.py [TEST...]
 import bz2
 import contextlib
 import csv
+import errno
 import io
 import itertools
+import json
+import os
+import pathlib
 import random
+import resource
+import tempfile
 import threading
 
 import python_package
@@ -111,6 +117,41 @@ def test_random_tables_are_what_the_csv_module_makes_of_them():
     assert taken > 1000, taken
 
 
+def test_paths_that_are_no_files():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+    os.mkfifo(folder / "fifo")
+    (folder / "ring").symlink_to(folder / "ring")
+    long = json.dumps(GOOD) * 100
+    for path, said in ((folder, f"'{folder}' is a directory: give a file of it"), (f"{folder}/", f"'{folder}' is a directory: give a file"),
+                       (folder / "fifo", f"'{folder}/fifo' is no plain file"), (folder / "gone", f"there is no file '{folder}/gone'"),
+                       ("/dev/null", "'/dev/null' is no plain file"), ("a\0b", "there is no file"), ("\ud800", "there is no file"),
+                       (long, "...: File name too long; does it exist"), (folder / "fifo/below", "there is no file")):
+        (violation,) = python_package.error_of(lorad.InvalidError, rows.Spool, path, None, "validation_data").violations
+        assert violation.field == "validation_data" and said in violation.description and len(violation.description) < 1200, violation
+    if pathlib.Path("/proc/self/mem").exists():  # it is there, and its first bytes cannot be read
+        (violation,) = python_package.error_of(lorad.InvalidError, rows.Spool, "/proc/self/mem").violations
+        assert "'/proc/self/mem': Input/output error; does it exist" in violation.description, violation
+
+
+def test_rows_that_have_no_room():
+    """What a user's own rows raise comes through as it is."""
+    def theirs():
+        yield from GOOD
+        raise FileNotFoundError("theirs")
+
+    assert str(python_package.error_of(FileNotFoundError, rows.Spool, theirs())) == "theirs"
+    limit, memory = resource.getrlimit(resource.RLIMIT_FSIZE), rows.MEMORY_BYTES
+    for count in (10, 3000):  # it is found at the end, or before
+        rows.MEMORY_BYTES = 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+        try:
+            error = python_package.error_of(lorad.FileError, rows.Spool, GOOD * count)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            rows.MEMORY_BYTES = memory
+        assert error.errno == errno.EFBIG and "let TMPDIR name a folder that you may write to and that has room" in str(error), error
+
+
 def test_the_daemons_errors_name_the_row():
     tokens = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 10**6], "labels": [1, 2]}]
     with house_with_model() as (house, client):
@@ -164,4 +205,5 @@ def test_a_check_leaves_nothing():
 
 
 if __name__ == "__main__":
-    main([test_files_have_one_verdict, test_random_tables_are_what_the_csv_module_makes_of_them, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])
+    main([test_files_have_one_verdict, test_random_tables_are_what_the_csv_module_makes_of_them, test_paths_that_are_no_files,
+          test_rows_that_have_no_room, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])

@@ -313,16 +313,46 @@ def test_a_download_that_has_no_room():
         job = client.job("job-aaaaaaaa")
         resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, limit[1]))
         try:
-            error = python_package.error_of(OSError, job.adapter, folder / "fetched")
+            error = python_package.error_of(lorad.FileError, job.adapter, folder / "fetched")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        assert (error.errno, error.filename) == (errno.EFBIG, str(folder / "fetched/adapter_model.safetensors")), error
+        large = folder / "fetched/adapter_model.safetensors"
+        assert isinstance(error, OSError) and (error.errno, error.filename) == (errno.EFBIG, str(large)), error
+        assert str(error) == f"FILE_UNWRITABLE: {large}: File too large; name a folder that you may write to and that has room", error
         assert [*(folder / "fetched").iterdir()] == []
         (folder / "fetched/adapter_model.safetensors").write_bytes(b"another's")
         error = python_package.error_of(lorad.AlreadyExistsError, job.adapter, folder / "fetched")
         assert error.reason == "DIRECTORY_EXISTS" and (folder / "fetched/adapter_model.safetensors").read_bytes() == b"another's"
         job.adapter(folder / "fetched", replace=True)
         assert sorted(path.name for path in (folder / "fetched").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_folders_that_cannot_be_made_or_read():
+    folder = folder_with_files("folders")
+    (folder / "dangling").symlink_to(folder / "gone")
+    (folder / "taken/adapter_config.json").mkdir(parents=True)
+    (folder / "ring").symlink_to(folder / "ring")
+    with listening(Daemon(seconds=0)) as address, lorad.connect(address, progress=False) as client:
+        job = client.job("job-aaaaaaaa")
+        for path in (folder / "rows.jsonl", folder / "dangling"):
+            error = python_package.error_of(lorad.AlreadyExistsError, job.adapter, path)
+            assert error.reason == "DIRECTORY_EXISTS", error
+            assert f"'{path}' is there already, and no directory: name another folder" in str(error), error
+        remedy = "; name a folder that you may write to and that has room"
+        for path, keywords, where, number in (
+                (folder / "rows.jsonl/below", {}, folder / "rows.jsonl/below", errno.ENOTDIR), ("x" * 300, {}, "x" * 300, errno.ENAMETOOLONG),
+                (folder / "taken", {"replace": True}, folder / "taken/adapter_config.json", errno.EISDIR),
+                ("/proc/none", {}, "/proc/none", errno.ENOENT)):
+            error = python_package.error_of(lorad.FileError, job.adapter, path, **keywords)
+            assert (error.reason, error.errno) == ("FILE_UNWRITABLE", number), error
+            assert str(error) == f"FILE_UNWRITABLE: {where}: {os.strerror(number)}{remedy}", error
+        assert [path.name for path in (folder / "taken").iterdir() if path.name.startswith(".")] == []
+        for call, arguments in ((job.adapter, ()), (client.adapters.add, ("mine",))):
+            for path in ("a\0b", "\ud800"):
+                assert "path: holds what no path does: '" in str(python_package.error_of(lorad.InvalidError, call, *arguments, path)), path
+        error = python_package.error_of(lorad.FileError, client.adapters.add, "mine", "x" * 300)
+        assert error.reason == "FILE_UNREADABLE" and "may you read it?" in str(error), error
+        assert "it has no adapter_model" in str(python_package.error_of(lorad.InvalidError, client.adapters.add, "mine", folder / "ring"))
 
 
 class FakeBar:
@@ -385,4 +415,4 @@ if __name__ == "__main__":
     main([test_bars_of_tqdm_in_a_terminal, test_lines_in_a_terminal_without_tqdm, test_a_job_in_a_terminal_without_tqdm,
           test_what_changes_is_drawn_at_once, test_what_callbacks_print_is_not_behind_what_is_drawn, test_a_terminal_of_no_width_has_lines,
           test_a_job_by_tqdm_says_why_it_is_not_saved, test_nothing_is_shown_where_it_is_not_wanted,
-          test_a_download_that_has_no_room, test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])
+          test_a_download_that_has_no_room, test_folders_that_cannot_be_made_or_read, test_bars_in_a_notebook, test_a_log_has_a_line_now_and_then])

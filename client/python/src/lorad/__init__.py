@@ -15,7 +15,7 @@
 from lorad.answers import Answer, Evaluation
 from lorad.callbacks import Callback, TensorBoardCallback, WandbCallback
 from lorad.client import Client, connect
-from lorad.errors import (AlreadyExistsError, InvalidError, JobFailedError, LoradError, NotFoundError, UnavailableError,
+from lorad.errors import (AlreadyExistsError, FileError, InvalidError, JobFailedError, LoradError, NotFoundError, UnavailableError,
                           Violation)
 from lorad.job import Job
 from lorad.tables import Table
@@ -23,6 +23,6 @@ from lorad.tables import Table
 __version__ = "0.1.0"
 
 __all__ = [
-    "AlreadyExistsError", "Answer", "Callback", "Client", "Evaluation", "InvalidError", "Job", "JobFailedError", "LoradError", "NotFoundError",
+    "AlreadyExistsError", "Answer", "Callback", "Client", "Evaluation", "FileError", "InvalidError", "Job", "JobFailedError", "LoradError", "NotFoundError",
     "Table", "TensorBoardCallback", "UnavailableError", "Violation", "WandbCallback", "connect",
 ]

@@ -23,13 +23,13 @@ KINDS = {FieldDescriptor.CPPTYPE_STRING: ("a text", "texts"), FieldDescriptor.CP
 WHOLE = ("a whole number", "whole numbers")
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, characters: int = SHOWN_CHARACTERS) -> str:
     """A value as an error shows it: the beginning of a long one."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python writes no number of over 4300 digits
         return f"one of type {type(value).__name__} that is too long to be shown"
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    return text if len(text) <= characters else f"{text[:characters]}..."
 
 
 def wrong_type(argument: str, wanted: str, value: Any) -> TypeError:
@@ -164,4 +164,10 @@ def folder_of(argument: str, path: Any) -> pathlib.Path:
         raise wrong_type(argument, "a folder's path", path)
     if not os.fspath(path):
         raise of_call(argument, "is empty: give a folder's path")
+    try:
+        nul = b"\0" in os.fsencode(path)
+    except UnicodeEncodeError:
+        nul = True
+    if nul:
+        raise of_call(argument, f"holds what no path does: {shown(path)}")
     return pathlib.Path(path)

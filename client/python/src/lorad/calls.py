@@ -18,7 +18,7 @@ from typing import IO, Any
 import grpc
 
 from lorad import transfers
-from lorad.errors import LoradError, NotFoundError, from_rpc
+from lorad.errors import UNREADABLE, AlreadyExistsError, LoradError, NotFoundError, file_errors, from_rpc
 from lorad.v1 import (adapters_pb2, adapters_pb2_grpc, checkpoints_pb2, checkpoints_pb2_grpc, cluster_pb2_grpc, datasets_pb2,
                       datasets_pb2_grpc, jobs_pb2, jobs_pb2_grpc, models_pb2_grpc)
 
@@ -50,6 +50,16 @@ def sha256_of(path: pathlib.Path) -> str:
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_folder(path: pathlib.Path) -> None:
+    """With those above it; one that is there stays."""
+    with file_errors(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{str(path)!r} is there already, and no directory: name another folder", code="ALREADY_EXISTS",
+                                     reason="DIRECTORY_EXISTS") from None
 
 
 class _Attempts:
@@ -154,7 +164,7 @@ class Connection:
     def import_adapter(self, name: str, folder: pathlib.Path) -> adapters_pb2.Adapter:
         """Stores the two files of a PEFT adapter's directory as the adapter `name`."""
         config = adapters_pb2.ImportAdapterRequest.Config(name=name, request_id=new_request_id())
-        size = sum((folder / file_name).stat().st_size for file_name in ADAPTER_FILES)
+        files: dict[str, IO[bytes]] = {}
         shown: transfers.Transfer
 
         def requests() -> Iterator[adapters_pb2.ImportAdapterRequest]:
@@ -162,16 +172,21 @@ class Connection:
             yield adapters_pb2.ImportAdapterRequest(config=config)
             for file_name in ADAPTER_FILES[::-1]:
                 yield adapters_pb2.ImportAdapterRequest(file=file_name)
-                with (folder / file_name).open("rb") as file:
-                    while chunk := file.read(CHUNK_BYTES):
-                        yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
-                        moved += len(chunk)
-                        shown.at(moved)
+                files[file_name].seek(0)
+                while chunk := files[file_name].read(CHUNK_BYTES):
+                    yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
+                    moved += len(chunk)
+                    shown.at(moved)
 
         def create(_: None, timeout: float | None) -> Any:
             return self.adapters.ImportAdapter(requests(), timeout=timeout)
 
-        with contextlib.closing(transfers.choose(self.progress, f"importing {name}", size)) as shown:
+        with contextlib.ExitStack() as ends:
+            for file_name in ADAPTER_FILES:
+                with file_errors(folder / file_name, UNREADABLE):
+                    files[file_name] = ends.enter_context((folder / file_name).open("rb"))
+            size = sum(os.fstat(file.fileno()).st_size for file in files.values())
+            shown = ends.enter_context(contextlib.closing(transfers.choose(self.progress, f"importing {name}", size)))
             adapter: adapters_pb2.Adapter = self.call(create, None, seconds=None)
         return adapter
 
@@ -179,14 +194,12 @@ class Connection:
         """Fetches one file of a checkpoint into `folder`, where it appears once it is whole and its hash is right."""
         part = folder / f".{file.name}.{new_request_id()[:8]}.part"
         try:
-            self._download(job, step, file, part)
-            os.replace(part, folder / file.name)
-        except OSError as error:
-            if isinstance(error, LoradError):
-                raise
-            raise OSError(error.errno, error.strerror, str(folder / file.name)) from None  # a full disk's has no path
+            with file_errors(folder / file.name):
+                self._download(job, step, file, part)
+                os.replace(part, folder / file.name)
         finally:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     def _download(self, job: str, step: int, file: checkpoints_pb2.CheckpointFile, part: pathlib.Path) -> None:
         attempts = _Attempts(self.retry_seconds)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lorad import answers, names, rows
 from lorad.arguments import check_name, check_text, check_whole, folder_of, of_call, put, shown, wrong_type
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
-from lorad.errors import AlreadyExistsError, InvalidError, LoradError, NotFoundError
+from lorad.errors import UNREADABLE, AlreadyExistsError, InvalidError, LoradError, NotFoundError, file_errors
 from lorad.job import Job
 from lorad.v1 import adapters_pb2, cluster_pb2, datasets_pb2, jobs_pb2, models_pb2
 
@@ -180,7 +180,8 @@ class Adapters:
         """Imports the directory `path` of this machine, as PEFT's save_pretrained writes it."""
         check_name("name", name, "an adapter's name")
         folder = folder_of("path", path)
-        lacking = [file for file in ADAPTER_FILES if not (folder / file).is_file()]
+        with file_errors(folder, UNREADABLE):
+            lacking = [file for file in ADAPTER_FILES if not (folder / file).is_file()]
         if lacking:
             raise of_call("path", f"{str(folder)!r} is no PEFT adapter: it has no {' and no '.join(lacking)}")
         return self._connection.import_adapter(name, folder)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from google.rpc import error_details_pb2, status_pb2
 
 DETAILS_KEY = "grpc-status-details-bin"
+UNWRITABLE, UNREADABLE = "FILE_UNWRITABLE", "FILE_UNREADABLE"
+REMEDIES = {UNWRITABLE: "name a folder that you may write to and that has room",
+            UNREADABLE: "does it exist, is it a file, may you read it?"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +25,8 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.description}" if self.field else self.description
+
+TEMPORARY = f"let TMPDIR {REMEDIES[UNWRITABLE]}"  # the remedy of temporary files
 
 
 class LoradError(Exception):
@@ -66,6 +73,29 @@ class UnavailableError(LoradError, ConnectionError):
 
 class JobFailedError(LoradError):
     """A job that was waited for has ended without success; `reason` is the job's."""
+
+
+class FileError(LoradError, OSError):
+    """A file or a folder of this machine cannot be read or written: `errno` and `filename` are the system's."""
+
+
+def file_error(error: OSError, path: str | os.PathLike[str], reason: str = UNWRITABLE, remedy: str = "") -> FileError:
+    """Of what the system says of the file or folder `path`."""
+    found = FileError(f"{path}: {error.strerror or error}; {remedy or REMEDIES[reason]}", code="FAILED_PRECONDITION",
+                      reason=reason)
+    found.errno, found.strerror, found.filename = error.errno, error.strerror, str(path)
+    return found
+
+
+@contextlib.contextmanager
+def file_errors(path: str | os.PathLike[str], reason: str = UNWRITABLE, remedy: str = "") -> Iterator[None]:
+    """What the system says meanwhile is of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, LoradError):
+            raise
+        raise file_error(error, path, reason, remedy) from None
 
 
 _CLASSES: dict[str, type[LoradError]] = {

@@ -11,8 +11,8 @@ from typing import Any
 
 from lorad.arguments import check_whole, folder_of, of_call, put, shown
 from lorad.callbacks import Callback, wrong_callback
-from lorad.calls import ADAPTER_FILES, Connection, sha256_of
-from lorad.errors import AlreadyExistsError, JobFailedError, LoradError, Violation, invalid
+from lorad.calls import ADAPTER_FILES, Connection, make_folder, sha256_of
+from lorad.errors import TEMPORARY, UNREADABLE, AlreadyExistsError, JobFailedError, LoradError, Violation, file_errors, invalid
 from lorad.progress import Progress, choose
 from lorad.rows import Origin
 from lorad.tables import Table
@@ -189,7 +189,7 @@ class Job:
         """Fetches its adapter as a directory that PEFT loads (adapter_model.safetensors, adapter_config.json), and
         answers with its path. `step`: of a checkpoint; 0: the newest, or with `best` the one of the lowest validation
         loss. What is there already stays; files of these names that are something else's are AlreadyExistsError
-        (DIRECTORY_EXISTS), or with `replace` give way."""
+        (DIRECTORY_EXISTS), or with `replace` give way. FileError where it cannot be written."""
         folder = folder_of("path", path)
         check_whole("step", step)
         if best:
@@ -198,8 +198,11 @@ class Job:
         put(request, "step", step)
         checkpoint = self._connection.call(self._connection.checkpoints.GetCheckpoint, request)
         files = {file.name: file for file in checkpoint.files}
-        folder.mkdir(parents=True, exist_ok=True)
-        there = {name: sha256_of(folder / name) for name in ADAPTER_FILES if os.path.lexists(folder / name)}
+        make_folder(folder)
+        there: dict[str, str] = {}
+        for name in filter(lambda name: os.path.lexists(folder / name), ADAPTER_FILES):
+            with file_errors(folder / name, UNREADABLE):
+                there[name] = sha256_of(folder / name)
         others = [name for name, sha256 in there.items() if sha256 != files[name].sha256]
         if others and not replace:
             raise AlreadyExistsError(f"{str(folder)!r} has another {' and another '.join(others)} than step {checkpoint.step} of "
@@ -226,7 +229,9 @@ class Job:
             from peft import PeftModel
         except ImportError as error:
             raise ImportError("Job.peft needs peft: pip install peft") from error
-        with tempfile.TemporaryDirectory(prefix="lorad-adapter-") as folder:
+        with file_errors("a temporary folder", remedy=TEMPORARY):
+            temporary = tempfile.TemporaryDirectory(prefix="lorad-adapter-")
+        with temporary as folder:
             return PeftModel.from_pretrained(model, str(self.adapter(folder, step)), **keywords)
 
     def events(self) -> list[jobs_pb2.Event]:

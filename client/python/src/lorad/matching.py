@@ -11,6 +11,8 @@ import sys
 import threading
 from types import TracebackType
 
+from lorad.errors import LoradError
+
 SEARCH_SECONDS = 5.0  # for one text
 START_SECONDS = 60.0
 # A line a text: JSON in, its first group out.
@@ -51,20 +53,23 @@ class Matcher:
             process.stdin.flush()
         except OSError as error:
             self._end()
-            raise RuntimeError("the process that searches for the expression has ended") from error
+            raise _ended() from error
         group: str | None = json.loads(self._line(self._seconds))
         return group
 
     def _begin(self) -> subprocess.Popen[str]:
         self._lines = queue.SimpleQueue()
-        self._process = subprocess.Popen(  # ASCII alone goes to and fro
-            [sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(self._expression)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, encoding="ascii")
+        try:
+            self._process = subprocess.Popen(  # ASCII alone goes to and fro
+                [sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(self._expression)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, encoding="ascii")
+        except OSError as error:
+            raise _failure(f"{sys.executable} does not start: {error}") from error
         threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
         try:
             self._line(START_SECONDS)
         except GaveUp:
-            raise RuntimeError(f"{sys.executable} does not start") from None
+            raise _failure(f"{sys.executable} does not start") from None
         return self._process
 
     def _line(self, seconds: float) -> str:
@@ -75,7 +80,7 @@ class Matcher:
             raise GaveUp from None
         if not line:
             self._end()
-            raise RuntimeError("the process that searches for the expression has ended")
+            raise _ended()
         return line
 
     def _end(self) -> None:
@@ -89,6 +94,14 @@ class Matcher:
         except OSError:
             pass  # what it was yet to read
         self._process = None
+
+
+def _failure(what: str) -> LoradError:
+    return LoradError(what, code="INTERNAL", reason="SEARCH_FAILED")
+
+
+def _ended() -> LoradError:
+    return _failure("the process that searches for the expression has ended")
 
 
 def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:

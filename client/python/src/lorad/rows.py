@@ -6,6 +6,7 @@ goes byte for byte as it is. Memory: one row at a time, of Parquet a row group, 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import importlib
@@ -20,11 +21,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from lorad import csv_rows
-from lorad.errors import InvalidError, LoradError, Violation
+from lorad.arguments import shown
+from lorad.errors import REMEDIES, TEMPORARY, UNREADABLE, InvalidError, LoradError, Violation, file_error
 
 Columns = Mapping[str, str]
 CHUNK_BYTES = 1 << 20
 MEMORY_BYTES = 16 << 20  # of spooled rows; more goes to a temporary file
+PATH_CHARACTERS = 1000  # of a longer one, which may be rows, errors show the beginning
 FRAME_ROWS = 1000  # of a DataFrame, converted at once
 GZIP = b"\x1f\x8b"
 PARQUET = (b"PAR1", b"PARE")  # the latter where all of it is encrypted
@@ -49,15 +52,26 @@ class Spool:
         try:
             for chunk in json_lines(data, columns, argument):
                 digest.update(chunk)
-                self.file.write(chunk)
+                self._write(chunk)
+            self._write(b"")
             if not self.file.tell():
                 where = str(data) if isinstance(data, (str, os.PathLike)) else argument
                 raise wrong(where, "has no rows: give one at least, such as {'prompt': ..., 'completion': ...}")
         except BaseException:
-            self.file.close()
+            with contextlib.suppress(OSError):  # of what is yet to be written
+                self.file.close()
             raise
         self.size = self.file.tell()
         self.sha256 = digest.hexdigest()
+
+    def _write(self, chunk: bytes) -> None:
+        """b"": all has come."""
+        try:
+            self.file.write(chunk)
+            if not chunk:
+                self.file.flush()
+        except OSError as error:
+            raise file_error(error, "a temporary file of rows", remedy=TEMPORARY) from None
 
     def close(self) -> None:
         """Frees the file."""
@@ -192,9 +206,24 @@ def _line(row: Any, where: str, columns: Columns | None) -> bytes:
 
 
 def _file_pieces(path: pathlib.Path, columns: Columns | None, argument: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        _check_file(path, argument)
+        yield from _pieces_of_file(path, columns)
+    except OSError as error:
+        raise wrong(argument, f"{shown(str(path), PATH_CHARACTERS)}: {error.strerror or error}; {REMEDIES[UNREADABLE]}") from None
+
+
+def _check_file(path: pathlib.Path, argument: str) -> None:
+    name = shown(str(path), PATH_CHARACTERS)
+    if path.is_dir():
+        raise wrong(argument, f"{name} is a directory: give a file of it (JSON Lines, JSON, CSV, TSV or Parquet), or rows")
+    if path.exists() and not path.is_file():
+        raise wrong(argument, f"{name} is no plain file: give one, or rows")
     if not path.is_file():
-        hint = "" if path.exists() else "; a dataset that is stored has a name of a-z, 0-9 and -"
-        raise wrong(argument, f"there is no file {str(path)!r}{hint}")
+        raise wrong(argument, f"there is no file {name}; a dataset that is stored has a name of a-z, 0-9 and -")
+
+
+def _pieces_of_file(path: pathlib.Path, columns: Columns | None) -> Iterator[tuple[str, bytes]]:
     with path.open("rb") as raw:
         file, packing, broken = _unpacked(raw, path)
         try:

@@ -7,7 +7,7 @@ import pathlib
 
 import python_package
 from house import main
-from python_daemon import daemon_and_client, job_at, piece
+from python_daemon import SUCCEEDED, change, daemon_and_client, job_at, piece
 
 import lorad
 from lorad.v1 import checkpoints_pb2, datasets_pb2
@@ -137,6 +137,29 @@ def test_arguments_of_a_job_that_are_none_are_named():
         error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
         assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
         assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
+
+
+def test_times_that_are_none():
+    """Nothing is asked; a time that gRPC does not hold is without an end."""
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(0))
+        for call, arguments in ((client.generate, ("m", "hi")), (client.evaluate, ("m", "sums", "(.)")), (job.wait, ()),
+                                (lambda **said: next(job.watch(**said)), ())):
+            for wrong in ("x", True, [1]):
+                error = python_package.error_of(TypeError, call, *arguments, timeout=wrong)
+                assert str(error) == f"timeout must be a number of seconds, not {type(wrong).__name__}", error
+            assert "timeout: must be" in str(python_package.error_of(lorad.InvalidError, call, *arguments, timeout=float("nan")))
+        assert "on_text must be a function" in str(python_package.error_of(TypeError, client.generate, "m", "hi", on_text=5))
+        assert not daemon.asked, daemon.asked
+        python_package.error_of(TimeoutError, job.wait, progress=False, timeout=-1)
+        for seconds in (float("inf"), 1e300, 10**400):
+            daemon.answers = {"WatchJobs": [[change(1, job_at(9, SUCCEEDED))]], "Generate": [[piece(text="a", finish_reason="EOS")]]}
+            job.wait(progress=False, timeout=seconds)
+            client.generate("m", "hi", timeout=seconds)
+        lorad.connect(client.connection.server, retry_seconds=float("inf")).close()
+        for wrong, kind in (("x", TypeError), (float("nan"), lorad.InvalidError)):
+            error = python_package.error_of(kind, lorad.connect, client.connection.server, retry_seconds=wrong)
+            assert "retry_seconds" in str(error), error
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ usage: python_calls_test.py [TEST...]
 
 import dataclasses
 import hashlib
+import os
+import pathlib
+import tempfile
+import threading
 import time
 import warnings
 
@@ -15,7 +19,7 @@ from python_daemon import SUCCEEDED, Code, Refusal, change, daemon_and_client, j
 import lorad
 from google.protobuf import duration_pb2, empty_pb2
 from google.rpc import error_details_pb2
-from lorad.v1 import datasets_pb2, jobs_pb2
+from lorad.v1 import checkpoints_pb2, datasets_pb2, jobs_pb2
 
 
 def test_a_create_is_repeated_with_its_id():
@@ -192,6 +196,39 @@ def test_attempts_last_as_long_as_is_said():
         began, ran = time.monotonic(), running_seconds()
         python_package.error_of(lorad.UnavailableError, client.datasets.get, "rows")
         assert time.monotonic() - began >= 2.0 and running_seconds() - ran < 3.0
+
+
+def test_a_client_that_is_closed():
+    """All that it is asked then is refused, and what it was asked before ends."""
+    def check(call, *arguments, **keywords):
+        error = python_package.error_of(lorad.LoradError, call, *arguments, **keywords)
+        assert error.reason == "CLIENT_CLOSED" and "the client is closed: lorad.connect() makes another" in str(error), error
+        assert not isinstance(error, lorad.UnavailableError), error
+
+    with daemon_and_client() as (daemon, client):
+        job = lorad.Job(client.connection, job_at(0))
+        daemon.answers = {"WatchJobs": [[change(1, job_at(1)), threading.Event()]], "Generate": [[piece(text="a"), threading.Event()]],
+                          "GetDataset": [Refusal(Code.UNAVAILABLE)] * 9}
+        seen, told, found = threading.Event(), threading.Event(), []
+        calls = [(client.generate, ("m", "hi"), {"on_text": lambda *_: told.set()}), (client.datasets.get, ("sums",), {}),
+                 (lambda: [seen.set() for _ in job.watch()], (), {})]
+        threads = [threading.Thread(target=lambda call=call: found.append(check(call[0], *call[1], **call[2]))) for call in calls]
+        for thread in threads:
+            thread.start()
+        assert seen.wait(20) and told.wait(20)
+        client.close()
+        for thread in threads:
+            thread.join(20)
+        assert found == [None] * 3, found
+        client.close()
+        for call, arguments in ((client.jobs, ()), (client.cluster, ()), (client.generate, ("m", "hi")), (client.evaluate, ("m", "sums", "(.)")),
+                                (client.train, ("m", [{"text": "a"}])), (client.check, ("m", "sums")), (client.adapters.remove, ("a",)),
+                                (client.models.list, ()), (job.refresh, ()), (job.delete, ()), (job.metrics, ()), (job.adapter, ("out",)),
+                                (next, (job.watch(),))):
+            check(call, *arguments)
+        check(job.wait, progress=False)
+        file = checkpoints_pb2.CheckpointFile(name="adapter_config.json", size_bytes=2)
+        check(client.connection.download, "job-1", 1, file, pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))))
 
 
 def test_a_watch_that_does_not_go_on():

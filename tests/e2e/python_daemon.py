@@ -1,6 +1,7 @@
 """A daemon of a test's own, which answers the Python package as it is told to."""
 
 import contextlib
+import threading
 from concurrent import futures
 
 import python_package
@@ -75,13 +76,18 @@ class Daemon(adapters_pb2_grpc.AdaptersServicer, cluster_pb2_grpc.ClusterService
         return self._answer("CreateDataset", list(requests), context)
 
     def Generate(self, request, context):
-        for item in self._answer("Generate", request, context):
-            if isinstance(item, Refusal):
-                self._refuse(item, context)
-            yield item
+        yield from self._stream("Generate", request, context)
 
     def WatchJobs(self, request, context):
-        for item in self._answer("WatchJobs", request, context):
+        yield from self._stream("WatchJobs", request, context)
+
+    def _stream(self, method, request, context):
+        """An event: it stays open until the client ends it."""
+        for item in self._answer(method, request, context):
+            if isinstance(item, threading.Event):
+                context.add_callback(item.set)
+                item.wait(60)
+                return
             if isinstance(item, Refusal):
                 self._refuse(item, context)
             yield item

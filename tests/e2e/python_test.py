@@ -205,7 +205,7 @@ def test_a_download_goes_on():
             def trailing_metadata(self):
                 return ()
 
-        def cut(request):
+        def cut(request, timeout):
             offsets.append(request.offset)
             for number, answer in enumerate(stub.DownloadCheckpoint(request)):
                 yield answer
@@ -219,7 +219,7 @@ def test_a_download_goes_on():
         for path in folder.iterdir():
             assert path.read_bytes() == (whole / path.name).read_bytes(), path.name
 
-        def spoilt(request):
+        def spoilt(request, timeout):
             for answer in stub.DownloadCheckpoint(request):
                 answer.chunk = b"\1" + answer.chunk[1:]
                 yield answer

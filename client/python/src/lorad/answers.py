@@ -13,7 +13,7 @@ import grpc
 
 from lorad.arguments import check_text, of_call, put, shown, wrong_type
 from lorad.calls import Connection
-from lorad.errors import LoradError, UnavailableError, from_rpc
+from lorad.errors import LoradError, UnavailableError
 from lorad.job import Job
 from lorad.matching import GaveUp, Matcher
 from lorad.tables import Table
@@ -155,14 +155,14 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
 def stream(connection: Connection, asks: Sequence[adapters_pb2.Ask],
            timeout: float | None) -> Iterator[adapters_pb2.GenerateResponse]:
     """The messages of one call to its end. It is not begun again where it breaks off: nothing of it is kept."""
-    call = connection.adapters.Generate(adapters_pb2.GenerateRequest(asks=asks), timeout=timeout)
+    call = connection.begin(connection.adapters.Generate, adapters_pb2.GenerateRequest(asks=asks), timeout)
     begun = False
     try:
         for message in call:
             begun = True
             yield message
     except grpc.RpcError as error:
-        found = from_rpc(error, connection.server)
+        found = connection.error_of(error)
         if found.code == "DEADLINE_EXCEEDED":
             raise TimeoutError(f"no answer within {timeout:g} s: give a larger timeout") from None
         if found.reason == "CANCELLED":  # the daemon's way to end a call that nobody reads

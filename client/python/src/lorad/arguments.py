@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import os
 import pathlib
@@ -14,6 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from lorad.errors import InvalidError, Violation, invalid
 
 SHOWN_CHARACTERS = 100
+ENDLESS_SECONDS = 1e9  # and more
 # That a field holds; what is within is the daemon's to refuse.
 LARGEST = {FieldDescriptor.CPPTYPE_INT32: 2**31 - 1, FieldDescriptor.CPPTYPE_ENUM: 2**31 - 1,
            FieldDescriptor.CPPTYPE_INT64: 2**63 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
@@ -149,6 +151,21 @@ def check_whole(argument: str, number: Any) -> None:
     """A whole number; True and False are none."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise wrong_type(argument, "a whole number", number)
+
+
+def seconds_of(argument: str, seconds: Any) -> float | None:
+    """A time; None: without an end, as is one so long that gRPC would take it for one that is over."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, (bool, str)) or not (hasattr(seconds, "__float__") or hasattr(seconds, "__index__")):
+        raise wrong_type(argument, "a number of seconds", seconds)
+    try:
+        said = float(seconds)
+    except OverflowError:
+        return None
+    if math.isnan(said):
+        raise of_call(argument, "must be a number of seconds, got nan")
+    return said if said <= ENDLESS_SECONDS else None
 
 
 def check_name(argument: str, name: Any, wanted: str) -> None:

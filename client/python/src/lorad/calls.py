@@ -62,6 +62,10 @@ def make_folder(path: pathlib.Path) -> None:
                                      reason="DIRECTORY_EXISTS") from None
 
 
+def _closed_error() -> LoradError:
+    return LoradError("the client is closed: lorad.connect() makes another", code="FAILED_PRECONDITION", reason="CLIENT_CLOSED")
+
+
 class _Attempts:
     """Whether, and after what pause, something is tried again."""
 
@@ -88,6 +92,7 @@ class Connection:
         self.server = server
         self.retry_seconds = retry_seconds
         self.progress = progress
+        self._closed = False
         self.channel: Any = grpc.insecure_channel(server, options=OPTIONS)
         stub: Any = adapters_pb2_grpc
         self.adapters: Any = stub.AdaptersStub(self.channel)
@@ -104,7 +109,23 @@ class Connection:
 
     def close(self) -> None:
         """Ends all calls."""
+        self._closed = True
         self.channel.close()
+
+    def begin(self, method: Callable[..., Any], request: Any, seconds: float | None = None) -> Any:
+        """One attempt of a call: its answer, or the stream of its answers. All calls begin here. LoradError where the
+        client is closed."""
+        if not self._closed:
+            try:
+                return method(request, timeout=seconds)
+            except ValueError:  # of gRPC, where it is closed meanwhile
+                if not self._closed:
+                    raise
+        raise _closed_error()
+
+    def error_of(self, error: Any) -> LoradError:
+        """What a grpc.RpcError of a call means."""
+        return _closed_error() if self._closed else from_rpc(error, self.server)
 
     def call(self, method: Callable[..., Any], request: Any, *, seconds: float | None = CALL_SECONDS,
              retry_seconds: float | None = None) -> Any:
@@ -112,9 +133,9 @@ class Connection:
         attempts = _Attempts(self.retry_seconds if retry_seconds is None else retry_seconds)
         while True:
             try:
-                return method(request, timeout=seconds)
+                return self.begin(method, request, seconds)
             except grpc.RpcError as error:
-                found = from_rpc(error, self.server)
+                found = self.error_of(error)
             attempts.pause_or_raise(found)
 
     def delete(self, method: Callable[..., Any], request: Any) -> None:
@@ -123,10 +144,10 @@ class Connection:
         repeated = False
         while True:
             try:
-                method(request, timeout=CALL_SECONDS)
+                self.begin(method, request, CALL_SECONDS)
                 return
             except grpc.RpcError as error:
-                found = from_rpc(error, self.server)
+                found = self.error_of(error)
             if repeated and isinstance(found, NotFoundError):
                 return
             attempts.pause_or_raise(found)
@@ -209,14 +230,14 @@ class Connection:
             while True:
                 request = checkpoints_pb2.DownloadCheckpointRequest(job=job, step=step, file=file.name, offset=offset)
                 try:
-                    for answer in self.checkpoints.DownloadCheckpoint(request):
+                    for answer in self.begin(self.checkpoints.DownloadCheckpoint, request):
                         out.write(answer.chunk)
                         digest.update(answer.chunk)
                         offset += len(answer.chunk)
                         shown.at(offset)
                     break
                 except grpc.RpcError as error:
-                    found = from_rpc(error, self.server)
+                    found = self.error_of(error)
                 attempts.pause_or_raise(found)
         if digest.hexdigest() != file.sha256:
             raise LoradError(f"{file.name} of {job} was damaged on the way", code="DATA_LOSS", reason="DAMAGED")
@@ -232,7 +253,7 @@ class Connection:
             request = jobs_pb2.WatchJobsRequest(names=names, resume_from_revision=revision, resume_from_store=store,
                                                 bookmarks=True)
             left = None if end is None else max(0.0, end - time.monotonic())
-            stream = self.jobs.WatchJobs(request, timeout=left)
+            stream = self.begin(self.jobs.WatchJobs, request, left)
             try:
                 for answer in stream:
                     attempts = None
@@ -240,7 +261,7 @@ class Connection:
                     yield answer
                 found = LoradError("the daemon ended the watch", code="UNAVAILABLE", reason="STREAM_ENDED")
             except grpc.RpcError as error:
-                found = from_rpc(error, self.server)
+                found = self.error_of(error)
             finally:
                 stream.cancel()
             if end is not None and time.monotonic() >= end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lorad import answers, names, rows
-from lorad.arguments import check_name, check_text, check_whole, folder_of, of_call, put, shown, wrong_type
+from lorad.arguments import check_name, check_text, check_whole, folder_of, of_call, put, seconds_of, shown, wrong_type
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
 from lorad.errors import UNREADABLE, AlreadyExistsError, InvalidError, LoradError, NotFoundError, file_errors
 from lorad.job import Job
@@ -41,11 +42,12 @@ def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS, 
     address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
     if not isinstance(address, str) or not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
         raise of_call("server", f"must be HOST:PORT, got {address!r}")
-    connection = Connection(address, retry_seconds, progress)
+    seconds = seconds_of("retry_seconds", retry_seconds)
+    connection = Connection(address, math.inf if seconds is None else seconds, progress)
     client = Client(connection)
     try:
         connection.call(connection.cluster.GetCluster, cluster_pb2.GetClusterRequest(), seconds=CONNECT_SECONDS,
-                        retry_seconds=min(retry_seconds, CONNECT_SECONDS))
+                        retry_seconds=min(connection.retry_seconds, CONNECT_SECONDS))
     except BaseException:
         client.close()
         raise
@@ -211,7 +213,7 @@ class Client:
         return f"<lorad.Client of {self.connection.server}>"
 
     def close(self) -> None:
-        """Ends its calls; jobs go on."""
+        """Ends its calls, and those that others make meanwhile or later with LoradError (CLIENT_CLOSED); jobs go on."""
         self.connection.close()
 
     def cluster(self) -> cluster_pb2.ClusterStatus:
@@ -299,6 +301,9 @@ class Client:
             answers.check_prompt(prompt)
         many = isinstance(source, (list, tuple))
         sources: list[Any] = [*source] if isinstance(source, (list, tuple)) else [source]
+        if on_text is not None and not callable(on_text):
+            raise wrong_type("on_text", "a function of an answer's index and a text", on_text)
+        timeout = seconds_of("timeout", timeout)
         if not sources:
             raise of_call("source", "is empty: name a job or a model at least")
         how = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": _list_of(stop)}
@@ -333,6 +338,7 @@ class Client:
             check_whole("limit", limit)
         if limit is not None and limit < 1:
             raise of_call("limit", f"must be at least 1, got {shown(limit)}")
+        timeout = seconds_of("timeout", timeout)
         answers.ask(source, None, adapter=adapter, system="", raw=False, how=how)  # before the dataset is asked for
         stored = self.datasets.get(name)
         told: Callable[[int, int, int], None] = answers.Lines(sys.stderr) if progress else lambda *_: None

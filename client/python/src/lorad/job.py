@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lorad.arguments import check_whole, folder_of, of_call, put, shown
+from lorad.arguments import check_whole, folder_of, of_call, put, seconds_of, shown
 from lorad.callbacks import Callback, wrong_callback
 from lorad.calls import ADAPTER_FILES, Connection, make_folder, sha256_of
 from lorad.errors import TEMPORARY, UNREADABLE, AlreadyExistsError, JobFailedError, LoradError, Violation, file_errors, invalid
@@ -69,7 +69,7 @@ class Job:
     def watch(self, timeout: float | None = None) -> Iterator[jobs_pb2.Job]:
         """The job as it stands, then after every change, to its end. Broken connections and a daemon that is started
         again are gone over. TimeoutError after `timeout` seconds."""
-        for answer in self._connection.watch([self.name], timeout):
+        for answer in self._connection.watch([self.name], seconds_of("timeout", timeout)):
             if answer.deleted:
                 raise LoradError(f"{self.name} was deleted", code="NOT_FOUND", reason="JOB_NOT_FOUND")
             if not answer.HasField("job"):
@@ -94,6 +94,7 @@ class Job:
         for i, callback in enumerate(callbacks):
             if not isinstance(callback, Callback):
                 raise wrong_callback(f"callbacks[{i}]", "a lorad.Callback", callback)
+        timeout = seconds_of("timeout", timeout)
         for callback in callbacks:
             callback.on_begin(self.info)
         shown = choose(progress)

@@ -3,10 +3,13 @@
 usage: python_arguments_test.py [TEST...]
 """
 
+import os
 import pathlib
+import subprocess
+import time
 
 import python_package
-from house import main
+from house import BINARIES, main
 from python_daemon import SUCCEEDED, change, daemon_and_client, job_at, piece
 
 import lorad
@@ -137,6 +140,35 @@ def test_arguments_of_a_job_that_are_none_are_named():
         error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
         assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
         assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
+
+
+def test_addresses():
+    """Refused at once, in the words of `lora --server`, whose verdict is the same but where gRPC would ask another address."""
+    words = "must be HOST:PORT, like 127.0.0.1:7070, with a port from 1 to 65535, got"
+    for wrong in ("127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:0", "127.0.0.1:-1", "127.0.0.1:x", "127.0.0.1:", "127.0.0.1", ":7070", "",
+                  "[::1]", "http://127.0.0.1:1"):
+        began = time.monotonic()
+        error = python_package.error_of(lorad.InvalidError, lorad.connect, wrong)
+        assert f"server: {words} {wrong!r}" in str(error) and time.monotonic() - began < 1, error
+        told = subprocess.run([BINARIES / "client/lora", "--server", wrong, "ls"], capture_output=True, text=True)
+        assert told.returncode == 2 and f"{words} '{wrong}'" in told.stderr, told
+    for wrong in ("::1", "[]:1", "[::1:1", "::1]:1", "a:b:1", "dns:a:1", "a b:1", "127.0.0.1:1\n", "127.0.0.1:\u0667", "127.0.0.1: 1",
+                  "\0:1", "\ud800:1", 5, b"127.0.0.1:1"):
+        assert f"server: {words} {wrong!r}" in str(python_package.error_of(lorad.InvalidError, lorad.connect, wrong)), wrong
+    assert "stands in brackets, [fe80::1]:70" in str(python_package.error_of(lorad.InvalidError, lorad.connect, "fe80::1:70"))
+    before = os.environ.get("LORAD_SERVER")
+    try:
+        os.environ["LORAD_SERVER"] = "127.0.0.1:99999"
+        assert f"LORAD_SERVER: {words}" in str(python_package.error_of(lorad.InvalidError, lorad.connect))
+    finally:
+        os.environ.pop("LORAD_SERVER")
+        os.environ |= {"LORAD_SERVER": before} if before else {}
+    with daemon_and_client() as (_, client):
+        host, port = client.connection.server.split(":")
+        for right in (f"{host}:{port}", f"{host}:0{port}", f"localhost:{port}"):
+            lorad.connect(right).close()
+    for right in ("[::1]:1", "[fe80::1%lo]:1"):
+        python_package.error_of(lorad.UnavailableError, lorad.connect, right, retry_seconds=0)
 
 
 def test_times_that_are_none():

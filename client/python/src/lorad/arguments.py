@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
 import operator
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from lorad.errors import InvalidError, Violation, invalid
 
 SHOWN_CHARACTERS = 100
+ADDRESS = re.compile(r"(?:\[[^\s/\[\]]+\]|[^\s/\[\]:]+):0*([0-9]{1,5})")  # gRPC reads a colon in a host as no host's
 ENDLESS_SECONDS = 1e9  # and more
 # That a field holds; what is within is the daemon's to refuse.
 LARGEST = {FieldDescriptor.CPPTYPE_INT32: 2**31 - 1, FieldDescriptor.CPPTYPE_ENUM: 2**31 - 1,
@@ -151,6 +154,24 @@ def check_whole(argument: str, number: Any) -> None:
     """A whole number; True and False are none."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise wrong_type(argument, "a whole number", number)
+
+
+def check_address(argument: str, address: Any) -> None:
+    """HOST:PORT, in the words of client/calls/address.cc. gRPC takes a port modulo 65536."""
+    found = ADDRESS.fullmatch(address) if isinstance(address, str) and address.isprintable() else None
+    if not found or not 1 <= int(found[1]) <= 65535:
+        raise of_call(argument, f"must be HOST:PORT, like 127.0.0.1:7070, with a port from 1 to 65535, got {shown(address)}"
+                      f"{_in_brackets(address)}")
+
+
+def _in_brackets(address: Any) -> str:
+    """How an IPv6 address is written, behind one that is not; else ""."""
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return ""
+    return f"; an address of IPv6 stands in brackets, [{host}]:{port}"
 
 
 def seconds_of(argument: str, seconds: Any) -> float | None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lorad import answers, names, rows
-from lorad.arguments import check_name, check_text, check_whole, folder_of, of_call, put, seconds_of, shown, wrong_type
+from lorad.arguments import check_address, check_name, check_text, check_whole, folder_of, of_call, put, seconds_of, shown, wrong_type
 from lorad.calls import ADAPTER_FILES, Connection, new_request_id
 from lorad.errors import UNREADABLE, AlreadyExistsError, InvalidError, LoradError, NotFoundError, file_errors
 from lorad.job import Job
@@ -32,16 +32,15 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def connect(server: str | None = None, *, retry_seconds: float = RETRY_SECONDS, progress: bool | None = None) -> Client:
-    """A client of the daemon at `server` (HOST:PORT; default: LORAD_SERVER, or 127.0.0.1:7070).
+    """A client of the daemon at `server` (HOST:PORT, [IPV6]:PORT; default: LORAD_SERVER, or 127.0.0.1:7070).
 
     UnavailableError where none answers within 10 s. Later on, calls and watches wait `retry_seconds` for a daemon that
     went away, and go on then.
 
     progress  of uploads and downloads that take over a second. None: a bar where somebody looks on and tqdm is
               installed, else lines on stderr; False: nothing"""
-    address = server or os.environ.get("LORAD_SERVER") or DEFAULT_SERVER
-    if not isinstance(address, str) or not re.fullmatch(r"[^\s/]+:\d{1,5}", address):
-        raise of_call("server", f"must be HOST:PORT, got {address!r}")
+    address = os.environ.get("LORAD_SERVER") or DEFAULT_SERVER if server is None else server
+    check_address("server" if server is not None else "LORAD_SERVER", address)
     seconds = seconds_of("retry_seconds", retry_seconds)
     connection = Connection(address, math.inf if seconds is None else seconds, progress)
     client = Client(connection)

@@ -8,6 +8,7 @@ import bz2
 import contextlib
 import csv
 import errno
+import gzip
 import io
 import itertools
 import json
@@ -117,6 +118,25 @@ def test_random_tables_are_what_the_csv_module_makes_of_them():
     assert taken > 1000, taken
 
 
+def test_what_may_stand_behind_a_gzip_file():
+    """Zeros, as blocks of a tape end in, and other gzip files; `gzip -t` takes those, and warns of all else."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+    line = json.dumps(GOOD[0]).encode() + b"\n"
+    packed = gzip.compress(line)
+    for content, lines in ((packed + b"\0", 1), (packed + b"\0" * 100_000, 1), (packed + packed, 2), (packed + b"\0" * 512 + packed, 2)):
+        for name, columns in (("a.jsonl.gz", None), ("b.jsonl.gz", {"text": "prompt"})):
+            (folder / name).write_bytes(content)
+            with contextlib.closing(rows.Spool(folder / name, columns)) as spool:
+                spool.file.seek(0)
+                assert len(spool.file.read().splitlines()) == lines, (len(content), columns)
+    garbage, cut = "has bytes behind its end that are not gzip's: `gzip -dc` unpacks it without them", "is no whole gzip file ("
+    for behind, said in ((b"garbage", garbage), (b"\x1f", garbage), (b"\0" * 512 + b"x", garbage), (line, garbage), (b"\x1f\x8bx", cut),
+                         (packed[:-1], cut)):
+        (folder / "c.jsonl.gz").write_bytes(packed + behind)
+        (violation,) = python_package.error_of(lorad.InvalidError, rows.Spool, folder / "c.jsonl.gz").violations
+        assert violation.field == f"{folder}/c.jsonl.gz" and violation.description.startswith(said), violation
+
+
 def test_paths_that_are_no_files():
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
     os.mkfifo(folder / "fifo")
@@ -205,5 +225,6 @@ def test_a_check_leaves_nothing():
 
 
 if __name__ == "__main__":
-    main([test_files_have_one_verdict, test_random_tables_are_what_the_csv_module_makes_of_them, test_paths_that_are_no_files,
+    main([test_files_have_one_verdict, test_random_tables_are_what_the_csv_module_makes_of_them,
+          test_what_may_stand_behind_a_gzip_file, test_paths_that_are_no_files,
           test_rows_that_have_no_room, test_the_daemons_errors_name_the_row, test_a_check_leaves_nothing])

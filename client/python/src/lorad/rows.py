@@ -232,6 +232,8 @@ def _pieces_of_file(path: pathlib.Path, columns: Columns | None) -> Iterator[tup
             for where, row in rows:
                 yield (where, row) if isinstance(row, bytes) else (where, _line(row, where, columns))
         except broken as error:
+            if isinstance(error, gzip.BadGzipFile) and "Not a gzipped" in str(error):  # its own front was
+                raise wrong(str(path), "has bytes behind its end that are not gzip's: `gzip -dc` unpacks it without them") from None
             raise wrong(str(path), f"is no whole {packing} file ({error}); `{packing} -t` tells more") from None
         except csv_rows.Wrong as error:
             raise wrong(f"{path}:{error.line}", error.what) from None

@@ -3,6 +3,7 @@
 usage: python_arguments_test.py [TEST...]
 """
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -140,6 +141,16 @@ def test_arguments_of_a_job_that_are_none_are_named():
         error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
         assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
         assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
+
+
+def test_counts_of_a_config_that_are_none():
+    config = dataclasses.make_dataclass("SFTConfig", [(name, object, None) for name in lorad.sft.COUNTS])
+    with daemon_and_client() as (daemon, client):
+        for name in lorad.sft.COUNTS:
+            for wrong in ("x", float("inf"), float("nan"), [1]):
+                error = python_package.error_of(lorad.InvalidError, client.train, "m", "sums", args=config(**{name: wrong}))
+                assert f"SFTConfig.{name}: must be a number, got {wrong!r}" in str(error), error
+        assert not daemon.asked, daemon.asked
 
 
 def test_addresses():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
 from lorad import needless
+from lorad.arguments import shown
 from lorad.errors import Violation
 
 # Taken under their own names, where they are not None.
@@ -23,6 +25,7 @@ TAKEN = ["learning_rate", "num_train_epochs", "per_device_train_batch_size", "gr
 READ = ["max_steps", "max_length", "warmup_steps", "optim", "save_strategy", "save_steps", "eval_strategy",
         "evaluation_strategy", "eval_steps", "run_name", "load_best_model_at_end", "completion_only_loss",
         "assistant_only_loss", "train_sampling_strategy"]
+COUNTS = ["max_steps", "warmup_steps", "save_steps", "eval_steps", "logging_steps"]
 # Warned of where they say what is not done: on a machine without a GPU TRL wants them, wherever the daemon is.
 OF_THE_MACHINE = ["bf16", "use_cpu", "no_cuda", "use_mps_device"]
 
@@ -91,8 +94,17 @@ def read(args: Any) -> Read:
     return Read(fields, loss, mistakes, warnings)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and float("-inf") < value < float("inf")
+
+
 def _read_steps(values: dict[str, Any], fields: dict[str, Any], refuse: Any) -> None:
     """What is counted in steps."""
+    wrong_counts = [name for name in COUNTS if values.get(name) is not None and not _is_number(values[name])]
+    for name in wrong_counts:
+        refuse(name, f"must be a number, got {shown(values[name])}")
+    if wrong_counts:
+        return
     if (values.get("max_steps") or 0) > 0:
         fields["max_steps"] = values["max_steps"]
     warmup = values.get("warmup_steps") or 0

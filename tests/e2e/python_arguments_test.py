@@ -11,9 +11,10 @@ import time
 
 import python_package
 from house import BINARIES, main
-from python_daemon import SUCCEEDED, change, daemon_and_client, job_at, piece
+from python_daemon import SUCCEEDED, Code, Refusal, change, daemon_and_client, job_at, piece
 
 import lorad
+from google.rpc import error_details_pb2
 from lorad.v1 import checkpoints_pb2, datasets_pb2
 
 
@@ -141,6 +142,16 @@ def test_arguments_of_a_job_that_are_none_are_named():
         error = python_package.error_of(lorad.InvalidError, job.adapter, "out", best=True)
         assert error.reason == "NO_BEST" and "no checkpoint of job-1 was evaluated: leave best out" in str(error), error
         assert "step: names a checkpoint" in str(python_package.error_of(lorad.InvalidError, job.adapter, "out", 2, best=True))
+
+
+def test_the_daemon_names_the_arguments_of_an_ask():
+    fields = {"max_tokens": "max_tokens", "stop": "stop", "base_model": "source", "job": "source", "messages_json": "prompt"}
+    refusal = Refusal(Code.INVALID_ARGUMENT, "INVALID_FIELDS", error_details_pb2.BadRequest(field_violations=[
+        {"field": f"asks[{i}].{field}", "description": "is not right"} for field in fields for i in range(2)]))
+    with daemon_and_client() as (daemon, client):
+        daemon.answers = {"Generate": [[refusal]]}
+        error = python_package.error_of(lorad.InvalidError, client.generate, "job-aaaaaaaa", "hi")
+        assert [str(violation) for violation in error.violations] == [f"{name}: is not right" for name in dict.fromkeys(fields.values())], error
 
 
 def test_counts_of_a_config_that_are_none():

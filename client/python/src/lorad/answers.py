@@ -13,7 +13,7 @@ import grpc
 
 from lorad.arguments import check_text, of_call, put, shown, wrong_type
 from lorad.calls import Connection
-from lorad.errors import LoradError, UnavailableError
+from lorad.errors import LoradError, UnavailableError, Violation
 from lorad.job import Job
 from lorad.matching import GaveUp, Matcher
 from lorad.tables import Table
@@ -22,6 +22,10 @@ from lorad.v1 import adapters_pb2, datasets_pb2
 JOB = re.compile(r"(job-[a-z0-9]{8})(?:/([1-9][0-9]{0,17}))?")  # 18 digits: 64 bits hold them all
 ROWS_AT_ONCE = 64
 JOB_STEP = re.compile(r"(job-[a-z0-9]{8}/)0*([1-9][0-9]*)")
+ASKED = re.compile(r"asks\[[0-9]+\]\.(\w+)")
+# A field of an ask -> the argument that said it, where that has another name.
+ARGUMENTS = {**dict.fromkeys(("job", "step", "base_model"), "source"), **dict.fromkeys(("text", "messages_json", "token_ids"), "prompt"),
+             "row": "dataset"}
 WRONG = ["row", "expected", "got", "answer"]
 NOT_ASKED = ["row", "reason", "message"]
 Finish = adapters_pb2.GenerateResponse.FinishReason
@@ -152,6 +156,13 @@ def ask(source: str | Job, prompt: Prompt | None, *, adapter: str, system: str, 
     return request
 
 
+def _in_their_words(violations: Sequence[Violation]) -> list[Violation]:
+    """The daemon's violations by the names of the arguments, which all asks of a call have in common, each once."""
+    named = [Violation(ASKED.sub(lambda found: ARGUMENTS.get(found[1], found[1]), violation.field), violation.description)
+             for violation in violations]
+    return [*dict.fromkeys(named)]
+
+
 def stream(connection: Connection, asks: Sequence[adapters_pb2.Ask],
            timeout: float | None) -> Iterator[adapters_pb2.GenerateResponse]:
     """The messages of one call to its end. It is not begun again where it breaks off: nothing of it is kept."""
@@ -163,6 +174,7 @@ def stream(connection: Connection, asks: Sequence[adapters_pb2.Ask],
             yield message
     except grpc.RpcError as error:
         found = connection.error_of(error)
+        found.violations = _in_their_words(found.violations)
         if found.code == "DEADLINE_EXCEEDED":
             raise TimeoutError(f"no answer within {timeout:g} s: give a larger timeout") from None
         if found.reason == "CANCELLED":  # the daemon's way to end a call that nobody reads

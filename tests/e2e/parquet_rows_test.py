@@ -28,9 +28,9 @@ from lorad import rows  # noqa: E402
 PROGRAM = BINARIES / "client/parquet/lorad-parquet"
 FILES = ROOT / "tests/client/parquet"
 GSM8K = [json.loads(line)["messages"] for line in (ROOT / "examples/data/gsm8k_train.jsonl").read_text().splitlines()]
-# Where one refuses what the other takes: a map becomes a list of pairs in Python, no rows are an error of the package's later, and the
-# command line bounds a row and its memory.
-ONE_REFUSES = {"map", "norow", "nocolumn", "twice", "long", "control", "controls", "huge"}
+# Where one refuses what the other takes: no rows are an error of the package's later, and the command line bounds a row and its
+# memory.
+ONE_REFUSES = {"norow", "long", "control", "controls", "huge"}
 
 
 def write_lines(path, values):
@@ -116,6 +116,23 @@ def test_the_package_reads_the_same():
     assert 8 < taken < len(names) - len(ONE_REFUSES), (taken, len(names))
 
 
+def test_the_package_says_the_same():
+    """Of what JSON has not, before the first row: which column, its type, and how pandas converts it."""
+    with tempfile.TemporaryDirectory() as folder:
+        twice = pathlib.Path(folder) / "twice_within.parquet"
+        pq.write_table(pa.table({"prompt": pa.StructArray.from_arrays([pa.array(["a"]), pa.array(["b"])], ["x", "x"])}), twice)
+        for path in (*(FILES / f"{name}.parquet" for name in ("map", "twice", "nocolumn", "day", "raw", "price", "uuid", "within")), twice):
+            with path.open("rb") as file:
+                said = subprocess.run([PROGRAM], stdin=file, capture_output=True, text=True).stderr.strip()
+            assert said, path
+            try:
+                next(iter(rows.json_lines(path)))
+            except lorad.InvalidError as error:
+                assert error.violations[0].description in said, (path, said, str(error))
+            else:
+                raise AssertionError(path)
+
+
 def test_a_table_whose_header_begins_as_parquet_does():
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("a.csv", b"PARENT,n\nx,1\n"), ("a.tsv", b"PAR1\tn\nx\t1\n"), ("a.csv.gz", gzip.compress(b"PARENT,n\nx,1\n"))):
@@ -167,4 +184,4 @@ def test_random_rows():
 
 if __name__ == "__main__":
     main([test_gsm8k_has_one_hash, test_standard_input_validation_and_errors, test_the_package_reads_the_same,
-          test_a_table_whose_header_begins_as_parquet_does, test_random_rows])
+          test_the_package_says_the_same, test_a_table_whose_header_begins_as_parquet_does, test_random_rows])

@@ -283,19 +283,14 @@ def _parquet_rows(path: pathlib.Path, packing: str) -> Iterator[tuple[str, dict[
     if packing:
         raise wrong(str(path), f"is Parquet packed by {packing}: unpack it with `{packing} -d`")
     try:
-        from pyarrow import ArrowException, parquet
+        from lorad import parquet
     except ImportError:
         raise wrong(str(path), "is Parquet, which needs pyarrow: pip install pyarrow") from None
     try:
-        with parquet.ParquetFile(path) as file:
-            number = itertools.count()
-            for batch in file.iter_batches(batch_size=FRAME_ROWS):
-                for row in batch.to_pylist():
-                    yield f"{path}[{next(number)}]", _without_none(row)
-    except UnicodeDecodeError:
-        raise wrong(str(path), "has text that is not UTF-8") from None
-    except (ArrowException, OSError) as error:
-        raise wrong(str(path), f"is no whole Parquet file: {error}") from None
+        for number, row in enumerate(parquet.read(path)):
+            yield f"{path}[{number}]", _without_none(row)
+    except parquet.ParquetError as error:
+        raise wrong(str(path), str(error)) from None
 
 
 def _plain_name(path: pathlib.Path) -> str:

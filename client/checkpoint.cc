@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <limits>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -209,7 +210,7 @@ absl::Status Remove(Session& session, Options& options) {
   if (auto status = FindJob(session, options.job); !status.ok()) return status;
   absl::Status first;
   std::vector<std::string> lines;
-  for (const std::int64_t step : options.steps) {
+  for (const std::int64_t step : std::set(options.steps.begin(), options.steps.end())) {
     lorad::v1::DeleteCheckpointRequest request;
     request.set_job(options.job);
     request.set_step(step);

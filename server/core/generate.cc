@@ -43,6 +43,11 @@ absl::StatusOr<GuestContent> Core::State::ContentOfJob(const AskedAnswer& ask) {
   if (ask.step && std::ranges::count(steps, *ask.step) == 0) {
     return NoCheckpoint(job->record, *ask.step);
   }
+  if (steps.empty() && view.last_checkpoint_step() > 0) {
+    return PreconditionFailed(
+        "NO_CHECKPOINT", absl::StrCat("job ", ask.job),
+        absl::StrCat("job '", ask.job, "' has no checkpoint: all that it saved were deleted"));
+  }
   if (steps.empty()) {
     const int64_t every = view.training().checkpoint_every_steps();
     const int64_t due =

@@ -260,7 +260,7 @@ def test_the_newest_checkpoint_that_is_there():
         for keeping in ({}, {"checkpoint_keep_last": 2}):
             name = house.submit(a_job(**keeping))
             house.wait([name])
-            house.lora("checkpoint", "rm", name, "--step", 6)
+            house.lora("checkpoint", "rm", name, "--step", 6, "--step", 6)  # one is one
             for how in ((), ("--merged",)):
                 folder = house.folder / f"{name}{len(how)}"
                 got = json.loads(house.lora("checkpoint", "get", name, "-o", folder, *how, "--json").out)
@@ -276,6 +276,8 @@ def test_the_newest_checkpoint_that_is_there():
                 none = house.run("checkpoint", "get", name, "-o", house.folder / "none", *how)
                 assert none.status == 1 and f"CHECKPOINT_NOT_FOUND: job '{name}' has no checkpoint\n" in none.err, none
             assert not (house.folder / "none").exists()
+            none = house.run("generate", name, "a")
+            assert none.status == 1 and f"NO_CHECKPOINT: job '{name}' has no checkpoint: all that it saved were deleted" in none.err, none
     house.clear()
 
 
